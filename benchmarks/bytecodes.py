@@ -87,24 +87,24 @@ BUDGETS = {
 """Bytecodes of each case: lower one when a change makes its request cheaper."""
 
 TOLERANCE = 0.02
-"""Share of a budget by which a count may be above it."""
+"""Share of its budget by which a count may exceed it."""
 
 STEPS = {
     "a part of a stream": (28, 21),
     "a part that goes alone": (33, 25),
     "a word of 32 callers": (18, 9),
 }
-"""(calls of ours, moves between our files) that a part of a stream may take at most."""
+"""Limits for a part of a stream: (calls in our code, moves between our files)."""
 
 _OURS = str(Path(pipeline.__file__).parent)
-_WARM_UP = 200  # requests: what is done once is done, and all Ops have been quick for long
-_COUNTED = 12  # requests, of which the cheapest counts: a thread may be woken once more or less
+_WARM_UP = 200  # requests: one-time work is done, and all Ops count as quick
+_COUNTED = 12  # requests; the cheapest counts, since the number of thread wake-ups varies
 _TIMES_SLOWER = 200  # under the trace function
-_SETTLE_S = 0.004  # behind an answer there are books to be kept
+_SETTLE_S = 0.004  # the engine still does bookkeeping after an answer
 
 
 class Count(NamedTuple):
-    """What a request takes: calls of functions of ours, moves from one of our files to another."""
+    """The cost of a request: bytecodes, calls in our code, moves between our files."""
 
     bytecodes: float
     calls: float
@@ -116,20 +116,20 @@ class Count(NamedTuple):
 
 
 class Counter:
-    """A trace function for all threads but this one; what gRPC does for the client is left out."""
+    """A trace function for all threads but this one, where gRPC's client works."""
 
     def __init__(self) -> None:
         self.bytecodes = self.calls = self.moves = 0
         self._is_on = False
         self._main = threading.get_ident()
-        self._last = ""  # file of ours that was entered
+        self._last = ""  # our file that was entered last
 
     def begin(self) -> None:
-        """Have the threads that start from now on counted, when asked."""
+        """Trace the threads that start from now on; `of` counts."""
         threading.settrace(self._enter)
 
     def of(self, ask: Ask) -> Count:
-        """Return what one request takes."""
+        """Return the cost of one request."""
         self.bytecodes = self.calls = self.moves = 0
         self._is_on = True
         ask()

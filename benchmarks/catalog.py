@@ -1,4 +1,4 @@
-"""What is measured, against what, and which ratios we mean to reach."""
+"""The measured cases, their baselines, and the ratios to reach."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from benchmarks.services.common import (
 from benchmarks.services.picture_model import picture
 from benchmarks.services.python_work import expected
 
-MANY = 64  # clients at which throughput is compared
-THREADS = 16  # those of an Op that asks a model service
-CROWD = 4096  # connections that are kept
+MANY = 64  # clients when throughput is compared
+THREADS = 16  # of an Op that asks a model service
+CROWD = 4096  # open connections
 
-PREDECESSOR_D_PER_S = 400.0  # D and BIG in its process mode, at best, on such a machine
+PREDECESSOR_D_PER_S = 400.0  # its best figure for D and BIG in process mode, on a similar machine
 PREDECESSOR_BIG_PER_S = 190.0
 
 NUMBERS = [number + 0.5 for number in range(16)]
@@ -50,7 +50,7 @@ REVIEW = (
 
 
 class Transport(enum.Enum):
-    """How a case is driven."""
+    """The protocol that drives a case."""
 
     HTTP = "HTTP"
     GRPC = "gRPC"
@@ -59,10 +59,14 @@ class Transport(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A service and how it is asked. `command`: a module of benchmarks/services, its arguments.
+    """A service and its request.
 
-    `root`: the tree that it runs from. `environment`: variables of its own. `clients`: how many
-    there are, where that is not the plan's to say. `is_counted`: in instructions, too.
+    Args:
+        command: a module of benchmarks/services and its arguments.
+        root: the tree that the service runs from.
+        environment: additional variables.
+        clients: numbers of clients; empty: those of the plan.
+        is_counted: instructions are counted too.
     """
 
     name: str
@@ -81,12 +85,15 @@ INSTRUCTIONS = "instructions"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure to reach: `figure` of `case` over that of `base`, or over a number (1: as it is).
+    """A ratio to reach: `figure` of `case` over that of `base`, or over a number.
 
-    `figure` is an attribute of Measurement, or INSTRUCTIONS. `at_least`, or `at_most`, is the
-    limit. Where `hops` are given, what counts is not the ratio but the difference, by so many hops.
-    `ceiling`: the bare case that no service outdoes, so that what is beyond it too is not held
-    against ours.
+    Args:
+        figure: an attribute of Measurement, or INSTRUCTIONS.
+        base: a case, or a number (1: the absolute figure).
+        at_least: lower limit of the ratio.
+        at_most: upper limit of the ratio.
+        hops: if positive, the difference divided by this counts instead of the ratio.
+        ceiling: a bare case; a target that it misses is not held against the service.
     """
 
     case: str
@@ -306,7 +313,7 @@ GROUPS: dict[str, tuple[Case, ...]] = {
         _large("floats, plain JSON", _LIST, "/api/floats", "floats"),
         _large("floats, plain JSON by a schema", _LIST, "/api/floats", "floats", "typed"),
         _large("picture, plain JSON in base64", _BASE64, "/api/pictures", "pictures"),
-        _large("picture, as it is", _PICTURE, "/api/pictures", "pictures"),
+        _large("picture, as bytes", _PICTURE, "/api/pictures", "pictures"),
     ),
     "python": (
         Case("P, threads", ("python_work",), _HTTP, _PYTHON, "/python_work/prediction"),
@@ -347,7 +354,7 @@ SETS = {
     ),
     "rest": ("remote", "big", "plain", "python", "fleet", "malloc"),
 }
-"""What is measured, and written, together; a part of docs/performance.md each."""
+"""Groups that are measured and written together, each a part of docs/performance.md."""
 
 
 def _big_targets(kind: str) -> tuple[Target, ...]:
@@ -428,7 +435,7 @@ TARGETS = (
     _instructions_at_most("16 floats of an Op, plain JSON", "16 floats of an Op, own form", 1.0),
     Target("floats, plain JSON", 1, "per_s", "floats, v2 JSON", at_least=1.0),
     Target("floats, plain JSON by a schema", 1, "per_s", "floats, v2 JSON", at_least=1.0),
-    Target("picture, as it is", 1, "per_s", "picture, plain JSON in base64", at_least=1.0),
+    Target("picture, as bytes", 1, "per_s", "picture, plain JSON in base64", at_least=1.0),
     _at_least("P, processes", "P, threads", 1.8),
     _at_least("gateway before 1 E", "gateway before 1 bare grpc.aio echo", 0.9),
     _at_least("gateway before 4 E", "gateway before 4 bare grpc.aio echo", 0.9),

@@ -60,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What was found. `ready_s`: how long after the storm the service was ready; None: never."""
+    """The results. `ready_s`: time from the storm to the ready service; None: never ready."""
 
     plan: Plan
     recipe: Recipe
@@ -77,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A criterion. `is_timing`: it says more about the machine than about the service if missed."""
+    """A criterion and its result. `is_timing`: a miss may be due to the machine."""
 
     what: str
     wanted: str
@@ -212,7 +212,7 @@ def _of_requests(run: Run) -> Iterator[Finding]:
     yield _count("wrong answers", kinds[WRONG])
     yield _count("errors that do not say why", unexplained)
     yield Finding(
-        "answered, in the storm, of those that are not always poison",
+        "answered in the storm, of the requests that are not always poison",
         f">= {_LEAST_SUCCESS:.1%}",
         f"{share:.3%} ({succeeded:,} of {len(others):,})",
         share >= _LEAST_SUCCESS,
@@ -237,7 +237,7 @@ def _of_holdings(run: Run) -> Iterator[Finding]:
     yield _change("processes", before.processes, after.processes, 0)
     others = [held.descriptors - held.shared_descriptors for held in (before, after)]
     yield _change("descriptors", others[0], others[1], 0)
-    # A process maps a region when it first reads it, and keeps it for whoever writes there next.
+    # A process maps a region at its first read, and keeps it for later writers.
     shared = before.shared_descriptors, after.shared_descriptors
     yield _change("descriptors of shared memory", *shared, _MOST_REGIONS * after.processes)
     private = before.private_bytes / _MIB, after.private_bytes / _MIB
@@ -313,7 +313,7 @@ def _phases(run: Run) -> str:
 
 
 def _kinds(run: Run) -> str:
-    """Errors by cause, of those that were always poison and of the others, with an example."""
+    """Return the errors by cause, of always-poison requests and of others, with an example."""
     doomed, others = _parted(run)
     kinds = (Counter(ending.kind for ending in part) for part in (doomed, [*run.before, *others]))
     of_doomed, of_others = kinds

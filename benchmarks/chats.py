@@ -22,7 +22,7 @@ from benchmarks.process import Service, running
 
 _PATH = "/v1/chat/completions"
 _ASK = orjson.dumps(
-    {"model": "chat", "stream": True, "messages": [{"role": "user", "content": "go on"}]}
+    {"model": "chat", "stream": True, "messages": [{"role": "user", "content": "continue"}]}
 )
 _HEAD = (
     f"POST {_PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -34,7 +34,7 @@ _FREE_CALLERS = 32
 
 @dataclass
 class Seen:
-    """What callers saw, in s."""
+    """Times that callers saw, in seconds, and the words."""
 
     firsts: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Seen:
 
 
 class Caller(asyncio.Protocol):
-    """A connection that asks again when an answer has ended, until `until`."""
+    """A connection that repeats its request after each answer, until `until`."""
 
     def __init__(self, seen: Seen, until: float) -> None:
         self._seen = seen

@@ -21,7 +21,7 @@ from benchmarks.report import markdown, table
 
 _HERE = Path(__file__).parents[1]
 _NOT_OURS = ("bare ", "mosec", "plain ", "gateway before 1 bare", "gateway before 4 bare")
-_COUNTED = ("E echo, HTTP", "E5 chain, HTTP")  # in instructions, too
+_COUNTED = ("E echo, HTTP", "E5 chain, HTTP")  # instructions are counted as well
 
 
 def main() -> int:

@@ -49,14 +49,14 @@ _MARK = "Pipeline-Idempotent"
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the requests of one part: seconds of those that went well, and what else."""
+    """Results of the requests of one part: times of the successful ones, and failures."""
 
     times_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
 
 class Callers:
-    """Callers who ask until they are told to stop; `mark`: their requests may be done twice."""
+    """Callers that send requests until they are stopped; `mark`: requests may be repeated."""
 
     def __init__(self, http_port: int, grpc_port: int, mark: bool = False) -> None:
         self.tally = Tally()
@@ -216,7 +216,7 @@ def _kill_some(fleet: Fleet) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What befalls the fleet, and how many requests may fail of it."""
+    """A fault of the fleet, and how many requests may fail because of it."""
 
     name: str
     befalls: Callable[[Fleet], None]

@@ -42,13 +42,18 @@ _BEGIN = "<!-- big: written by `python -m benchmarks big --write` -->"
 _END = "<!-- big: end -->"
 
 Ask = Callable[[Service], int]
-"""Sends a large thing, or asks for one; the bytes of the larger of request and answer."""
+"""Sends or requests a large message; returns the bytes of the larger of request and answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was found. `size`: bytes of the message; `peak`: by how many memory grew, at most;
-    `alone_ms`: the p99 of the small requests before."""
+    """Results of one case.
+
+    Args:
+        size: bytes of the message.
+        peak: maximum growth of memory, in bytes.
+        alone_ms: p99 of the small requests before it.
+    """
 
     name: str
     size: int

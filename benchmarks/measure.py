@@ -83,12 +83,12 @@ _Drive = Callable[[int, float], Measurement]
 
 
 def measure(groups: Sequence[Sequence[Case]], plan: Plan, say: Callable[[str], None]) -> Results:
-    """Every case with every number of clients, `plan.repeats` times; a group's cases in turns."""
+    """Measure all cases with all numbers of clients, `plan.repeats` times, a group in turns."""
     return Runner(plan, say).run(groups)
 
 
 class Runner:
-    """Measures group by group and goes on without a case that fails."""
+    """Measures group by group; a case that fails is left out."""
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self._plan = plan

@@ -29,7 +29,7 @@ _MESSAGE = pb.Request(key=["x"], value=["1"]).SerializeToString()
 
 
 async def measure(port: int, kind: str, given: argparse.Namespace) -> list[Result]:
-    """One service under all loads."""
+    """Measure one service under all loads."""
     async with Callers(port) as callers:
         capacity = await callers.capacity(_KIND, given.calm)
         results = []
@@ -47,8 +47,8 @@ def markdown(results: Sequence[Result], deadline_s: float) -> str:
     return (
         f"{machine()}. Deadline {deadline_s:g} s; {results[0].seconds:g} s of each load, over "
         f"gRPC.\n\n{table(COLUMNS, [result.row() for result in results])}\n\n"
-        f"At least {LEAST:g} of the capacity in time, whatever comes: {verdict}. Refused of those "
-        f"who do not wait for the others (quick, kept, level 1): {unharmed}.\n"
+        f"At least {LEAST:g} of the capacity in time under every load: {verdict}. Refused "
+        f"requests that do not wait for others (quick, kept, level 1): {unharmed}.\n"
     )
 
 

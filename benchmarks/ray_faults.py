@@ -70,7 +70,7 @@ class Checks(Op):
 
 @dataclass
 class Storm:
-    """What goes wrong, and when."""
+    """A schedule of faults."""
 
     nodes: Nodes
     count: int
@@ -96,13 +96,13 @@ class Storm:
                 os.kill(pid, signal.SIGKILL)
 
     async def _node(self, chance: random.Random) -> None:
-        """Kill a node, raylet and all, and have another join a while later."""
+        """Kill a node with its raylet, and have another one join a second later."""
         await self.nodes.kill(chance.randrange(self.count))
         await asyncio.sleep(1.0)
         await self.nodes.add()
 
     async def _full(self, chance: random.Random) -> None:
-        """Fill the server's store with what is held for a while."""
+        """Fill the server's store for a second."""
         import ray
 
         def fill() -> list[Any]:

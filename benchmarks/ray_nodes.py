@@ -1,8 +1,8 @@
-"""Nodes of a Ray cluster on this machine, in a process of their own that takes orders.
+"""Nodes of a Ray cluster on this machine, in a process that takes commands.
 
-`python -m benchmarks.ray_nodes COUNT CPUS` prints the address, and then does what it reads, a line
-each: `add`, or `kill PLACE`, which kills the raylet of a node with all that it has started. What is
-done is said with a line. At the end of its input it ends the cluster.
+`python -m benchmarks.ray_nodes COUNT CPUS` prints the address, and then reads commands, one a line:
+`add`, or `kill PLACE`, which kills the raylet of a node and everything that it started. It prints a
+line for each finished command. At the end of its input it ends the cluster.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class Nodes:
-    """The cluster, as seen from the process that asked for it."""
+    """The cluster, for the process that started it."""
 
     def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
         self._process = process
@@ -40,7 +40,7 @@ class Nodes:
 
 
 async def _said(process: asyncio.subprocess.Process, word: str) -> str:
-    """Return what follows a word that the process says; Ray says other things, too."""
+    """Return the text after a word at the start of a line; skip lines from Ray."""
     assert process.stdout is not None
     async for line in process.stdout:
         if line.startswith(word.encode()):
@@ -50,7 +50,7 @@ async def _said(process: asyncio.subprocess.Process, word: str) -> str:
 
 @asynccontextmanager
 async def nodes(count: int, cpus: int) -> AsyncIterator[Nodes]:
-    """A cluster of a head without CPUs and so many nodes; this process is part of it."""
+    """Run a cluster of a head without CPUs and `count` nodes, which this process has joined."""
     import ray
 
     process = await asyncio.create_subprocess_exec(

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.ray_partition`: does an Op on Ray survive a network that is cut?
+"""`python -m benchmarks.ray_partition`: does an Op on Ray survive a network partition?
 
-Two nodes on this machine, one of them in a network namespace of its own, behind a pair of virtual
-cables, of which one is pulled for a while. Needs root. Prints what became of the requests; status 1
-if one has no answer, or not its own, or not in its time.
+Two nodes run on this machine, one of them in its own network namespace behind a pair of virtual
+cables; one cable is cut for some seconds. Needs root. Prints the results of the requests; exit
+status 1 if an answer is missing, wrong or late.
 """
 
 from __future__ import annotations

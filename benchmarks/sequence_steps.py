@@ -215,12 +215,12 @@ class Crowd:
 
 
 class Flow:
-    """A steady rate of steps: of sequences that go on, and of short ones that come and go.
+    """A steady rate of steps, of long sequences and of short ones.
 
     Args:
-        live: sequences that go on, with a step each every `every_s`.
-        short_per_s: sequences of two steps that begin in a second; the second step follows the
-            first after `_BETWEEN_S`, answered or not.
+        live: number of long sequences, each with a step every `every_s`.
+        short_per_s: sequences of two steps that begin each second; the second step follows
+            `_BETWEEN_S` after the first, whether that is answered or not.
     """
 
     def __init__(
@@ -242,14 +242,14 @@ class Flow:
             self._all.set()
 
     async def begin_all(self) -> None:
-        """Begin the sequences that go on, some hundred at a time."""
+        """Begin the long sequences, some hundred at a time."""
         for place in range(0, len(self._live), 256):
             for caller in self._live[place : place + 256]:
                 self._ask(caller, time.perf_counter())
             await asyncio.wait_for(self._all.wait(), LIMIT_S)
 
     async def run(self, seconds: float) -> Steps:
-        """Go on for so long; return the steps of that time."""
+        """Run for `seconds`; return the steps of that time."""
         self.steps = Steps()
         for caller in self._live:
             caller.steps = self.steps
@@ -275,7 +275,7 @@ class Flow:
         return self.steps
 
     async def end_all(self) -> None:
-        """End the sequences that go on: a server that stops waits for them."""
+        """End the long sequences: a server that stops waits for them."""
         for caller in self._live:
             caller.make_next_the_last()
             self._ask(caller, time.perf_counter())

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.sequences`: what sequences cost beside the same Op without them.
+"""`python -m benchmarks.sequences`: the cost of sequences, compared with an Op without them.
 
-Two workers under full load, without sequences and with either strategy in turns: steps a second.
-With `--live`: a steady rate of steps, of so many sequences that go on and of `--short` ones of two
-steps that begin each minute, in turns with as many steps of an Op without sequences: memory, and
-how long a step takes. All is in one process, the callers too, which go by no door.
+Two workers under full load, without sequences and with each strategy in turns: steps a second.
+With `--live`: memory and the time of a step at a steady rate, of so many long sequences and of
+`--short` sequences of two steps that begin each minute, in turns with as many steps of an Op
+without sequences. Everything runs in one process; the callers use the engine without a frontend.
 """
 
 from __future__ import annotations
@@ -55,15 +55,19 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sequences", description=__doc__)
     parser.add_argument("--processes", action="store_true", help="in place of threads")
-    parser.add_argument("--callers", type=int, default=64, help="a sequence each")
+    parser.add_argument("--callers", type=int, default=64, help="callers, each with one sequence")
     parser.add_argument("--batch", type=int, default=32, help="the most steps in a batch")
     parser.add_argument("--candidates", type=int, default=0, help="slots; 0: as many as a batch")
-    parser.add_argument("--step-ms", type=float, default=2.0, help="that the model takes for one")
+    parser.add_argument("--step-ms", type=float, default=2.0, help="time of the model for one step")
     parser.add_argument("--length", type=int, default=100, help="steps of a sequence")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--live", type=int, default=0, help="sequences that go on")
-    parser.add_argument("--every", type=float, default=10.0, help="s between two steps of theirs")
-    parser.add_argument("--short", type=int, default=100_000, help="with --live: a minute")
+    parser.add_argument("--live", type=int, default=0, help="number of long sequences")
+    parser.add_argument(
+        "--every", type=float, default=10.0, help="seconds between two steps of a long sequence"
+    )
+    parser.add_argument(
+        "--short", type=int, default=100_000, help="short sequences a minute, with --live"
+    )
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""What befalls the processes of a service in a storm: a schedule of signals, and who sends them."""
+"""A storm of signals at the processes of a service: their schedule, and their sender."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks.family import members
 from benchmarks.services.chaos import OPS, Board
 
 _STOP_EVERY, _ZYGOTE_EVERY = 5, 15  # kills to one SIGSTOP, and to one zygote that is killed
-_PAUSE_S = 0.4  # a worker that is stopped for less than a second goes on as if nothing had been
-_PATIENCE_S = 1.0  # for a place that is empty to be filled again
+_PAUSE_S = 0.4  # a worker that is stopped for less than a second continues its work
+_PATIENCE_S = 1.0  # for an empty place to be filled again
 _LOOK_S = 0.02
 
 
 class Blow(enum.Enum):
-    """What befalls a process."""
+    """A signal to a process."""
 
     KILL = "worker killed (SIGKILL)"
     STOP = "worker stopped (SIGSTOP)"
@@ -32,7 +32,7 @@ class Blow(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`at_s`: from the storm's beginning. `place`: of a worker, (Op, number); none of a zygote."""
+    """A blow `at_s` after the storm's beginning. `place`: a worker's (Op, number), or None."""
 
     at_s: float
     blow: Blow
@@ -41,9 +41,9 @@ class Event:
 
 
 def schedule(seed: int, seconds: float, interval_s: float) -> Iterator[Event]:
-    """A kill every `interval_s`, and now and then something else in between.
+    """Yield a kill every `interval_s`, and sometimes another event in between.
 
-    The n-th kill of a seed is the same in all storms, the longer ones only have more of them.
+    The n-th kill of a seed is the same in all storms; longer storms only have more kills.
     """
     places = [(op, number) for op, count in OPS.items() for number in range(count)]
     for index in range(1, int(seconds / interval_s)):

@@ -19,7 +19,7 @@ from pipeline.proto.v2.codec import SERVICE, add_tensor
 NEXT = Callable[[], Awaitable[Any]]
 """Awaits the next part of a stream."""
 
-_STREAMS_OF_A_CHANNEL = 50  # HTTP/2 servers let some 100 go on at a time
+_STREAMS_OF_A_CHANNEL = 50  # HTTP/2 servers allow about 100 concurrent streams
 _NO_MEMORY = [("grpc.use_local_subchannel_pool", 1)]
 _SMALL_WINDOWS = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 2**16)]
 

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.streams`: many slow readers of endless streams, and who comes beside them.
+"""`python -m benchmarks.streams`: many slow readers of endless streams, and new callers.
 
-One process, an Op of two threads whose generator never ends. `--readers` callers take a part each
-every `--pause` seconds: the server's memory has to stay as it is. Then some take parts as fast as
-they come, and new callers are timed from their request to their first part.
+One process has an Op of two threads whose generator never ends. `--readers` callers take one part
+every `--pause` seconds: the server's memory must not grow. Then some take parts as fast as
+possible, and new callers are timed from their request to their first part.
 
-With `--door` the readers are real callers of a server in a process of its own, whose memory counts,
-with that of its gateway if `--edge` says so; what is timed is a new caller at the same door.
+With `--door` the readers are clients of a server in another process; its memory is measured, with
+`--edge` also that of its gateway. The timed new callers use the same door.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _PROBES = 20
 
 
 class Reads(RequestOp):
-    """Declares what a caller of v2 says."""
+    """Declares the input for v2 clients."""
 
     input_tensors = (Tensor("a", "BYTES", (1,)),)
 
 
 class Endless(Op):
-    """Yields 1 KB for ever."""
+    """Yields parts of 1 KB forever."""
 
     input_tensors = Reads.input_tensors
     output_tensors = (Tensor("text", "BYTES", (1,)), Tensor("number", "BYTES", (1,)))
@@ -50,7 +50,7 @@ class Endless(Op):
 
 
 class Reader(StreamSink):
-    """Takes a part every `pause_s` seconds; 0: each as it comes."""
+    """Takes a part every `pause_s` seconds; 0: as fast as they arrive."""
 
     def __init__(self, pause_s: float) -> None:
         self.parts = 0

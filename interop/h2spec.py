@@ -1,7 +1,7 @@
 """Runs h2spec, the conformance tests of HTTP/2, against the gateway's two ports, with TLS.
 
-`python interop/h2spec.py [--h2spec PROGRAM]`: without one it is built by Go, of the version that is
-named here. Exit status 1: a case fails that is not known to, or none of those that are does.
+`python interop/h2spec.py [--h2spec PROGRAM]`: without a program, Go builds the version that is
+named here. Exit status 1: a case fails that is not in `_KNOWN`, or no case in `_KNOWN` fails.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ MODULE = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 _LIMIT_S = 600
 _PATHS = {"HTTP": "/health/live", "gRPC": "/grpc.health.v1.Health/Check"}
 
-# What Go's servers answer otherwise than h2spec has it. None is about memory or others' requests.
+# Cases where Go's servers differ from h2spec. None affects memory or other requests.
 _KNOWN = {
-    "HTTP": {  # net/http: the code of an error is another one, or a stream ends and not all of them
+    "HTTP": {  # net/http: another error code, or one stream ends instead of the connection
         "http2/4.2: Sends a large size HEADERS frame that exceeds the SETTINGS_MAX_FRAME_SIZE",
         "http2/6.5.3: Sends multiple values of SETTINGS_INITIAL_WINDOW_SIZE",
         "http2/8.1.2.2: Sends a HEADERS frame that contains the connection-specific header field",
         "http2/8.1.2.2: Sends a HEADERS frame that contains the TE header field with any value "
         'other than "trailers"',
     },
-    "gRPC": set[str](),  # grpc-go passes over much that is none of gRPC's: see docs/limits.md
+    "gRPC": set[str](),  # grpc-go ignores much that gRPC does not use: see docs/limits.md
 }
 _MOST_GRPC = 26
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--h2spec", type=Path, help="the program")
+    parser.add_argument("--h2spec", type=Path, help="the h2spec program")
     given = parser.parse_args()
     with TemporaryDirectory(prefix="h2spec-") as name:
         folder = Path(name)
@@ -60,7 +60,7 @@ def _build(folder: Path) -> Path:
 
 
 def _run(program: Path, port: int, kind: str, folder: Path) -> tuple[int, set[str]]:
-    """Return how many cases were tried, and the names of those that failed."""
+    """Return the number of cases that ran, and the names of the failed ones."""
     report = folder / f"{kind}.xml"
     subprocess.run(
         [program, "-h", "127.0.0.1", "-p", str(port), "-t", "-k", "-o", "5",

@@ -46,7 +46,7 @@ def predictor_to(*endpoints: str) -> GeneralModelPredictor:
 
 
 def feed_of(**given: Any) -> dict[str, Any]:
-    """All feeds of the configuration, those that are not given filled up."""
+    """Return all feeds of the configuration; feeds that are not given have a default."""
     feed: dict[str, Any] = {
         name: np.ones((1, 1), name)
         for name in ("float32", "int64", "int32", "float16", "uint8", "int8")

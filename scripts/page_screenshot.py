@@ -90,7 +90,7 @@ def load(port: int) -> Iterator[None]:
 
 
 def photograph(url: str, out: Path, is_dark: bool) -> None:
-    """Watch the page for a while, open the slowest request, take the picture."""
+    """Watch the page for some seconds, open the slowest request, take the picture."""
     with Browser(1280, 800, is_dark) as browser:
         browser.open(url)
         browser.wait_for("document.querySelector('#slowest details') !== null")

@@ -46,7 +46,7 @@ class Result:
 
     @property
     def is_met(self) -> bool:
-        """Whether it is within the bounds; a machine that was slow before is no fault of it."""
+        """Return whether the attack stayed within the bounds, compared with the machine at rest."""
         is_quick = self.p99_ms < max(_MOST_P99_MS, self.calm_ms)
         return self.rss_mib < _MOST_RSS_MIB and is_quick and not self.failures
 

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from benchmarks.attack import frames
 from benchmarks.attack.catalog import Attack, Wire, attacks
 
-_APART_S = 0.005  # at first, so that it is no storm of handshakes
-_AGAIN_S = 0.2  # until a connection that was ended is opened again
-_NICE = 5  # the server has to be able to run while we do
+_APART_S = 0.005  # between the first connections, to avoid a burst of handshakes
+_AGAIN_S = 0.2  # before a closed connection is opened again
+_NICE = 5  # leaves the server CPU time to run beside this process
 _READ_BYTES = 65536
 _CODE_AT, _CODE_END = 13, 17  # of a GOAWAY frame
 
 
 @dataclass(slots=True)
 class Sent:
-    """What was sent, and how often the server has ended a connection, by GOAWAY's code."""
+    """Counts of sent units and connections, and of closed ones by GOAWAY's code."""
 
     units: int = 0
     connections: int = 0

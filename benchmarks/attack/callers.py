@@ -1,4 +1,4 @@
-"""Callers who ask at even distances over HTTP and gRPC, whatever else goes on."""
+"""Callers that send requests at a fixed rate over HTTP and gRPC, during attacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.ask import Question
 from pipeline.proto import pipeline_service_pb2 as pb
 
 _CALLERS = 2  # of each protocol, with a connection each
-_EVERY_S = 0.02  # each of them, unless they are told otherwise
+_EVERY_S = 0.02  # between two requests of a caller, by default
 _LIMIT_S = 10.0
 _BODY = b'{"key": ["x"], "value": ["1"]}'
 _MESSAGE = pb.Request(key=["x"], value=["1"]).SerializeToString()
@@ -26,20 +26,20 @@ _MESSAGE = pb.Request(key=["x"], value=["1"]).SerializeToString()
 
 @dataclass(slots=True)
 class Asked:
-    """How long answers took, from when the request was due, and how many did not come."""
+    """Times of the answers, from when the request was due, and the failures."""
 
     times_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def p99_ms(self) -> float:
-        """Raises NotMeasuredError if there was no answer."""
+        """Return the 99th percentile. Raises NotMeasuredError if there was no answer."""
         if not self.times_s:
             raise NotMeasuredError(f"no answers: {self.failures[:3]}")
         return sorted(self.times_s)[int(0.99 * (len(self.times_s) - 1))] * 1e3
 
 
 class Callers:
-    """Asks both ports of a service that has TLS by the authority in a file."""
+    """Callers of both ports of a service with TLS; a file has its authority."""
 
     def __init__(
         self, http_port: int, grpc_port: int, authority: Path, every_s: float = _EVERY_S

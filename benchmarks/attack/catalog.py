@@ -11,7 +11,7 @@ from benchmarks.attack.frames import frame
 
 
 class Wire(enum.Enum):
-    """What is spoken to the port."""
+    """The protocol that an attack speaks."""
 
     H2 = "HTTP/2"
     HTTP = "HTTP/1.1"
@@ -22,8 +22,8 @@ class Wire(enum.Enum):
 class Attack:
     """One kind of attack.
 
-    `piece(n)` is the n-th that a connection sends, which counts as `units`; `per_s` of them a
-    second. A connection that the server ends is opened again, a few times a second.
+    `piece(n)` is the n-th piece that a connection sends, which counts as `units`; `per_s` pieces a
+    second. A connection that the server closes is opened again, a few times a second.
     """
 
     name: str
@@ -41,13 +41,13 @@ _BODY_BYTES = 60_000
 
 
 def attacks(is_grpc: bool) -> list[Attack]:
-    """Return all that are for a listener: those of HTTP/1.1 are not for gRPC's."""
+    """Return the attacks on a listener; gRPC's has no attacks over HTTP/1.1."""
     found = [*_floods(is_grpc), *_bombs(is_grpc), *_waits(is_grpc)]
     return found if is_grpc else [*found, *_slow_http()]
 
 
 def request(is_grpc: bool, number: int, flags: int, more: bytes = b"") -> bytes:
-    """Return the HEADERS of the n-th request of a connection, with more fields behind."""
+    """Return the HEADERS of the n-th request of a connection, followed by `more` fields."""
     return frame(frames.HEADERS, flags, frames.stream_id(number), _fields(is_grpc) + more)
 
 

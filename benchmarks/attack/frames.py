@@ -1,4 +1,4 @@
-"""Writes frames of HTTP/2 by hand (RFC 9113, RFC 7541): those that no client library would send."""
+"""HTTP/2 frames that no client library sends, written by hand (RFC 9113, RFC 7541)."""
 
 from __future__ import annotations
 

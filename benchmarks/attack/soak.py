@@ -28,7 +28,7 @@ _RELIABILITY = ROOT / "docs" / "reliability.md"
 _BEGIN = "<!-- edge soak: written by `python -m benchmarks.attack.soak --write` -->"
 _PER_S = 5.0
 _SAMPLES = 30
-_QUIET_S = 100.0  # at the end: all that is silent has been given up by then
+_QUIET_S = 100.0  # at the end, until the server has closed every silent connection
 _MOST_MIB = 8.0
 _MOST_COUNT = 20.0  # silent callers come and go
 _GOROUTINES = "pipeline_gateway_go_goroutines "
@@ -36,7 +36,7 @@ _GOROUTINES = "pipeline_gateway_go_goroutines "
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What is held at a moment; `at_s` from the beginning."""
+    """The resources in use at a moment, `at_s` after the beginning."""
 
     at_s: float
     gateway_mib: float

@@ -82,9 +82,9 @@ def _ask(port: int, window: int, place: Place) -> tuple[int, list[float]]:
 
 
 def _ask_in_turn(port: int, question: V2Question, begins: float, ends: float) -> list[float]:
-    """Ask by one connection until `ends`; return the times of what was answered from `begins` on.
+    """Send requests on one connection until `ends`; return the times of answers since `begins`.
 
-    What is sent is made once: binary data of v2, which the server takes as it comes.
+    The body is made once, as binary data of v2, which the server uses without a conversion.
     """
     body, headers, times = question.as_body(), question.headers, list[float]()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_START_S)

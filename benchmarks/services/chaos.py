@@ -41,7 +41,7 @@ class Poison(enum.IntEnum):
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """What the service is told. A request with a negative number is never poisoned.
+    """Settings of the service. A request with a negative number is never poisoned.
 
     `every`: of so many attempts of a request at an Op one crashes and one hangs; `doomed_every`:
     of so many requests one is poison in every attempt. `board`: a file of `Board`, for `requests`.
@@ -75,7 +75,7 @@ def doom_of(recipe: Recipe, number: int) -> Doom | None:
 
 
 def poison_of(recipe: Recipe, op: str, number: int, attempt: int) -> Poison | None:
-    """What happens to an attempt (0 is the first) of a request at an Op."""
+    """Return the poison of an attempt (0 is the first) of a request at an Op."""
     if number < 0:
         return None
     doom = doom_of(recipe, number)
@@ -91,7 +91,7 @@ def _draw(*of: object) -> int:
 
 
 def answer_to(content: bytes) -> bytes:
-    """What the service answers."""
+    """Return the service's answer."""
     array = np.frombuffer(content, np.uint8)
     return (mirrored(array) ^ shifted(array)).tobytes()
 
@@ -105,9 +105,9 @@ def shifted(content: Bytes) -> Bytes:
 
 
 class Board:
-    """What outlives the workers: who they are, what struck them, how often a request was tried.
+    """A record that outlives the workers: their pids, their poison, the attempts of requests.
 
-    A file that all processes have mapped. Every cell has one writer at a time.
+    It is a file that all processes map. Every cell has one writer at a time.
     """
 
     def __init__(self, path: str, requests: int) -> None:

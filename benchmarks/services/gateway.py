@@ -24,7 +24,7 @@ def main(module: str, count: str, *arguments: str) -> int:
 
 @contextlib.contextmanager
 def _backend(module: str, *arguments: str) -> Iterator[str]:
-    """A service with ports of its own; its address, as the gateway is told it."""
+    """Run a service on free ports; yield its address for the gateway."""
     rpc_port, http_port = free_ports()
     ports = {"BENCH_GRPC_PORT": str(rpc_port), "BENCH_HTTP_PORT": str(http_port)}
     process = subprocess.Popen(

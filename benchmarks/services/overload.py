@@ -1,5 +1,7 @@
-"""What is overloaded: Ops that sleep. Argument: `threads`, `batches` or `diamond`; or `cascade`,
-`kept` or `priorities`, to which requests of two kinds come.
+"""The overloaded service: Ops that sleep.
+
+Argument: `threads`, `batches` or `diamond`; or `cascade`, `kept` or `priorities`, which get two
+kinds of requests.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pipeline import Answer, Op, RequestOp, Tensor
 
 
 class Sleep(Op):
-    """Keeps a batch for so many seconds, and answers with what came."""
+    """Sleeps for some seconds, and answers with its input."""
 
     def __init__(self, name: str, input_ops: Any, seconds: float) -> None:
         super().__init__(name, input_ops)
@@ -36,7 +38,7 @@ class Sleep(Op):
 
 
 class Gate(Op):
-    """Answers who says so at once, and has the others go on."""
+    """Answers quick requests at once, and passes the others on."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
         (fed,) = input_dicts.values()
@@ -44,7 +46,7 @@ class Gate(Op):
 
 
 class SleepText(Op):
-    """Keeps a request for 40 ms, and answers with what came."""
+    """Sleeps for 40 ms, and answers with its input."""
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
         time.sleep(0.04)
@@ -52,7 +54,7 @@ class SleepText(Op):
 
 
 class SleepTensor(Op):
-    """The same for the v2 API, in which callers say how urgent they are."""
+    """The same for the v2 API, where requests have a priority."""
 
     input_tensors: ClassVar[list[Tensor]] = [Tensor("x", "FP32", [-1, 1])]
     output_tensors: ClassVar[list[Tensor]] = [Tensor("y", "FP32", [-1, 1])]

@@ -1,4 +1,4 @@
-"""A peer with a model of ours. Arguments: `fastapi` or `litserve`; `jpeg` or `imdb`."""
+"""Another framework with our model. Arguments: `fastapi` or `litserve`; `jpeg` or `imdb`."""
 
 from __future__ import annotations
 

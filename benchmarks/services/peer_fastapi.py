@@ -32,7 +32,7 @@ class Scores(BaseModel):
 
 
 class Label(BaseModel):
-    """What is in the picture."""
+    """The class of a picture, with its score."""
 
     label: int
     score: float

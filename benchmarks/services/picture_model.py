@@ -1,4 +1,4 @@
-"""A classifier of JPEGs for whoever serves it: decode, resize, a small ONNX model."""
+"""A classifier of JPEGs for several servers: decode, resize, a small ONNX model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers with the picture that it is sent: as it is, or both ways as base64 in JSON."""
+"""A service that answers with the picture of its request: as bytes, or as base64 in JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline import Op, RequestOp
 
 
 class Pictures(Op):
-    """Has the bytes of the picture, and answers with them in the form in which they came."""
+    """Answers with the picture's bytes, in the form of the request."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
         ((_, input_dict),) = input_dicts.items()

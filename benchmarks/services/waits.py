@@ -1,4 +1,4 @@
-"""Answers with how long the picture is that it is sent, after a while: others wait meanwhile."""
+"""A service that sleeps, so that other requests wait, and answers with a picture's size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WAITING_S = 0.2
 
 
 class Waits(Op):
-    """Has the bytes of the picture."""
+    """Sleeps, and answers with the size of the picture."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
         ((_, input_dict),) = input_dicts.items()

@@ -1,4 +1,4 @@
-"""The service that the files of this folder deploy: put yours in its place."""
+"""The service that the files of this folder deploy: replace it by your own."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp
 
 
 class Score(Op):
-    """The weighted sum of three numbers, where a model of yours may be."""
+    """Returns the weighted sum of three numbers; replace it by your model."""
 
     def init_op(self):
         self.weights = np.array([[0.5], [0.25], [0.25]], np.float32)

@@ -1,10 +1,10 @@
-"""An agent: the model asks for tools, the pipeline runs them, until the model has its answer.
+"""An agent: the model asks for tools and the pipeline runs them, until the model answers.
 
-python agent_server.py          then ask it: python demo.py, or see README.md
+python agent_server.py          then in another terminal: python demo.py, or see README.md
 
 messages --> think --> act --> say --> {text}, a part for each word
                ^        |
-               +--------+  as long as tools are asked for
+               +--------+  as long as the model asks for tools
 """
 
 import json
@@ -21,11 +21,11 @@ MOST_ROUNDS = 8
 
 
 class ThinkOp(Op):
-    """Asks the model what comes next: the one of planner.py, or that of `client_type: openai`."""
+    """Asks the model for its next message: planner.py, or a real one by `client_type: openai`."""
 
     def preprocess(self, input_dicts):
-        ((_, said),) = input_dicts.items()  # the request, or what `act` has added to it
-        return {"messages": said["messages"], "tools": TOOLS}
+        ((_, chat),) = input_dicts.items()  # from the request, or with the results of `act`
+        return {"messages": chat["messages"], "tools": TOOLS}
 
     def process(self, feed_batch, *, context):
         if self.client is None:
@@ -33,12 +33,12 @@ class ThinkOp(Op):
         return self.client.predict(feed_batch[0], context=context)
 
     def postprocess(self, input_dicts, fetch_dict):
-        ((_, said),) = input_dicts.items()
-        return {"messages": said["messages"], **fetch_dict}
+        ((_, chat),) = input_dicts.items()
+        return {"messages": chat["messages"], **fetch_dict}
 
 
 class ActOp(Op):
-    """Runs the tools that the model asks for, and goes back to it with what came of them."""
+    """Runs the tools that the model asks for, and sends the results back to it."""
 
     def preprocess(self, input_dicts):
         return input_dicts["think"]
@@ -47,30 +47,30 @@ class ActOp(Op):
         calls = fetch_dict.get("tool_calls")
         if not calls:
             return Goto(fetch_dict, "say")
-        said: Message = {
+        request: Message = {
             "role": "assistant",
             "content": fetch_dict.get("text") or None,
             "tool_calls": calls,
         }
-        messages = [*fetch_dict["messages"], said, *map(answer_to, calls)]
+        messages = [*fetch_dict["messages"], request, *map(answer_to, calls)]
         return Goto({"messages": messages}, "think")
 
 
 class SayOp(Op):
-    """Says the answer word by word, and which tools it took."""
+    """Streams the answer word by word, after the list of tools that it needed."""
 
     def preprocess(self, input_dicts):
         return input_dicts["act"]
 
     def postprocess(self, input_dicts, fetch_dict):
-        took = [
+        tools = [
             f"{call['function']['name']}({call['function']['arguments']})"
             for message in fetch_dict["messages"]
             for call in message.get("tool_calls") or ()
         ]
-        if took:
-            thought: Delta = {"text": "", "reasoning_content": f"tools: {', '.join(took)}"}
-            yield thought
+        if tools:
+            reasoning: Delta = {"text": "", "reasoning_content": f"tools: {', '.join(tools)}"}
+            yield reasoning
         for word in fetch_dict["text"].split(" "):
             part: Delta = {"text": f"{word} "}
             yield part
@@ -79,7 +79,7 @@ class SayOp(Op):
 
 
 def answer_to(call) -> Message:
-    """Run one tool; return the message that tells the model what came of it."""
+    """Run one tool; return the message with its result for the model."""
     try:
         content = run(call["function"]["name"], json.loads(call["function"]["arguments"] or "{}"))
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:

@@ -1,6 +1,6 @@
-"""Run the server, ask it with the official client of OpenAI's API, and stop it: `make agent`.
+"""Run the server, ask it with OpenAI's official client, and stop it: `make agent`.
 
-Exits with 1 where an answer is wrong, or comes in one piece.
+Exits with status 1 if an answer is wrong, or arrives in one piece.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from agent_server import server
 QUESTIONS = {
     "What is 12 * (7 + 1)?": "12 * (7 + 1) is 96.",
     "How much warmer is Lagos than Oslo?": "Lagos is 40 degrees warmer than Oslo.",
-    "What is 1 / 0?": "That cannot be said: division by zero.",
-    "Is Atlantis nice?": "That cannot be said: nobody knows the weather of Atlantis.",
+    "What is 1 / 0?": "That is not possible: division by zero.",
+    "Is Atlantis nice?": "That is not possible: the weather of Atlantis is not known.",
     "hello": "Ask for a sum, or for the weather of cities: Berlin, Lagos, Lima, Oslo, Tokyo.",
 }
 
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def ask(client: openai.OpenAI, question: str) -> tuple[str, list[str]]:
-    """Return what the model thought, and the parts of its answer."""
+    """Return the model's reasoning, and the parts of its answer."""
     thoughts, parts = "", []
     for chunk in client.chat.completions.create(
         model="agent", messages=[{"role": "user", "content": question}], stream=True

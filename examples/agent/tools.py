@@ -1,4 +1,4 @@
-"""What the model may ask for: sums, and the weather of a few cities."""
+"""The model's tools: sums, and the weather of a few cities."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.openai import Tool
 
-WEATHER = {"berlin": -2, "lagos": 31, "lima": 19, "oslo": -9, "tokyo": 8}  # degrees of a Sunday
+WEATHER = {"berlin": -2, "lagos": 31, "lima": 19, "oslo": -9, "tokyo": 8}  # degrees Celsius
 _MOST = 1e15
 _SUMS: Mapping[type, Callable[..., float]] = {
     ast.Add: operator.add,
@@ -42,7 +42,7 @@ TOOLS: list[Tool] = [
 
 
 def run(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return what a tool says. Raises KeyError, ValueError, TypeError, ZeroDivisionError."""
+    """Return a tool's answer. Raises KeyError, ValueError, TypeError, ZeroDivisionError."""
     if name == "calculate":
         text = str(arguments["expression"])
         if len(text) > 200:
@@ -50,17 +50,17 @@ def run(name: str, arguments: Mapping[str, Any]) -> str:
         try:
             return f"{_value(ast.parse(text, mode='eval').body):g}"
         except SyntaxError:
-            raise ValueError("this is no sum") from None
+            raise ValueError("the expression is not valid arithmetic") from None
     if name == "temperature":
         city = str(arguments["city"])
         if city.lower() not in WEATHER:
-            raise ValueError(f"nobody knows the weather of {city}")
+            raise ValueError(f"the weather of {city} is not known")
         return str(WEATHER[city.lower()])
     raise KeyError(f"there is no tool {name}")
 
 
 def _value(node: ast.expr) -> float:
-    """Return the value of a sum, which is walked through: nothing of it is run."""
+    """Return the value of a sum; its tree is evaluated here, never run as Python."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         value: float = node.value
     elif isinstance(node, ast.UnaryOp) and type(node.op) in _SUMS:

@@ -1,8 +1,8 @@
-"""The sentiment service as a cascade: a cheap model answers, a dear one only where it is unsure.
+"""The sentiment service as a cascade: a cheap model answers, an expensive one only if it is unsure.
 
-python web_server.py          then ask it: python demo.py, or see README.md
+python web_server.py          then in another terminal: python demo.py, or see README.md
 
-words -> encode -> bow ---------> verdict -> {prediction, and what each model that was asked says}
+words -> encode -> bow ---------> verdict -> {prediction, and the scores of the models that ran}
                      \\-> cnn ----/
 """
 
@@ -20,11 +20,11 @@ ENSEMBLE = HERE.parent / "imdb_ensemble"  # its models and its tokenizer
 sys.path.insert(0, str(ENSEMBLE))
 from reading import EncodeOp, ReviewOp  # noqa: E402  # from there
 
-SURE = 0.8  # of what a model says: measure.py shows what other values cost
+SURE = 0.8  # probability from which the cheap model's answer counts; measure.py compares values
 
 
 class Scores(Schema):
-    """How likely the review is positive: in all, and as each model says that was asked."""
+    """Probability of a positive review: the answer, and the score of each model that ran."""
 
     prediction: Annotated[np.ndarray, Tensor("prediction", "FP32", (1,))]
     bow: Annotated[np.ndarray, Tensor("bow", "FP32", (1,))]
@@ -32,7 +32,7 @@ class Scores(Schema):
 
 
 class BowOp(Op):
-    """Goes to the verdict; and first to `cnn`, with the words, where it is unsure."""
+    """Sends a request to the verdict, or if it is unsure first to `cnn`, with the words."""
 
     def postprocess(self, input_dicts, fetch_dict):
         positive = fetch_dict["prediction"][:, 1]

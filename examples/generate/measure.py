@@ -1,4 +1,4 @@
-"""Words a second: a plain loop over the model, and callers of the service in a process of theirs.
+"""Words a second: a plain loop over the model, and clients of the service in another process.
 
     python examples/generate/measure.py
 

@@ -1,6 +1,6 @@
-"""A language model that writes film reviews, word by word, for many callers at once.
+"""A language model that writes film reviews, word by word, for many clients at once.
 
-    python web_server.py          then ask it: python demo.py, or see README.md
+    python web_server.py          then in another terminal: python demo.py, or see README.md
 
 prompt -> write -> {text}, a part for each word
 """
@@ -20,25 +20,25 @@ MOST_PROMPT = 50
 
 
 class Prompt(Schema):
-    """What a review begins with, and how it goes on."""
+    """The beginning of a review, and how to write the rest."""
 
     prompt: Annotated[str, Meta(examples=["this movie is"])]
-    most: Annotated[int, Meta(ge=1, le=500, description="words to write at most")] = 60
-    temperature: Annotated[float, Meta(ge=0.05, le=5, description="above 1 bolder")] = 0.8
-    seed: Annotated[int, Meta(ge=0, description="of the random numbers")] = 0
+    most: Annotated[int, Meta(ge=1, le=500, description="maximum number of words")] = 60
+    temperature: Annotated[float, Meta(ge=0.05, le=5, description="higher is more random")] = 0.8
+    seed: Annotated[int, Meta(ge=0, description="seed of the random numbers")] = 0
 
 
 class PromptOp(RequestOp):
-    """Takes a Prompt."""
+    """Reads a Prompt."""
 
-    input_tensors = (Tensor("prompt", "BYTES", (1,)),)  # for callers of the v2 protocol
+    input_tensors = (Tensor("prompt", "BYTES", (1,)),)  # for clients of the v2 protocol
 
     def __init__(self):
         super().__init__(schema=Prompt)
 
 
 class WriteOp(Op):
-    """Writes the next word of each text that is under way: `batching: iterative`."""
+    """Writes the next word of all running texts at each step: `batching: iterative`."""
 
     output_tensors = (Tensor("text", "BYTES", (1,)),)
 
@@ -46,13 +46,13 @@ class WriteOp(Op):
         self.vocabulary = Vocabulary.load(HERE / "models" / "words.txt")
 
     def preprocess(self, input_dicts, *, context):
-        (asked,) = input_dicts.values()
-        prompt = self.vocabulary.encode(asked["prompt"])[-MOST_PROMPT:]
-        context.state.update(begin(self.run, prompt, asked["seed"], asked["most"]))
-        return {"temperature": np.array([asked["temperature"]], np.float32)}
+        (request,) = input_dicts.values()
+        prompt = self.vocabulary.encode(request["prompt"])[-MOST_PROMPT:]
+        context.state.update(begin(self.run, prompt, request["seed"], request["most"]))
+        return {"temperature": np.array([request["temperature"]], np.float32)}
 
     def process(self, feed_batch, *, context):
-        texts = [each.state for each in context]
+        texts = [request.state for request in context]
         words, done = step(self.run, texts, feed_batch[0]["temperature"])
         return {"word": words, "done": done}
 

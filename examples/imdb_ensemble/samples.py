@@ -28,8 +28,8 @@ SAMPLES = (
         False,
     ),
     Sample(
-        "It is no masterpiece, and some of the jokes are stupid, but it is fun, and I was never "
-        "bored. Well worth a look.",
+        "No masterpiece, and some of the jokes are stupid, but it is fun, and I was never bored. "
+        "Well worth a look.",
         True,
     ),
     Sample(

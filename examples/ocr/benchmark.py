@@ -47,7 +47,7 @@ def measure_service(service: Service, files: Sequence[bytes], seconds: float) ->
 
 
 def family(pid: int) -> list[int]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     children = [
         int(child)
         for task in Path(f"/proc/{pid}/task").iterdir()
@@ -57,7 +57,7 @@ def family(pid: int) -> list[int]:
 
 
 def _asked(service: Service, files: Sequence[bytes], seconds: float) -> list[float]:
-    """When the answers came, in seconds from the start; all that were asked for came."""
+    """Send requests for some seconds; return the times of all answers, from the start."""
     moments: list[float] = []
     start = time.monotonic()
 

@@ -61,7 +61,7 @@ def ask_both_ways(service: Service, out: Path) -> None:
 
 
 def checked(way: str, ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The lines of an answer, shown; DemoError if one is wrong."""
+    """Print and return the lines of an answer. Raises DemoError: a line is wrong."""
     print(f"\n{way}:")
     try:
         lines = ask()
@@ -70,7 +70,7 @@ def checked(way: str, ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str,
     for line in lines:
         print(f"  {line['score']:.3f}  {line['text']}")
     wanted = (PICTURES / "page.txt").read_text(encoding="utf-8").splitlines()
-    # The model drops some spaces between words: that is no mistake of the service.
+    # The model, not the service, drops some spaces between words.
     if [squeezed(line["text"]) for line in lines] != [squeezed(text) for text in wanted]:
         raise DemoError(f"{way}: the picture says\n" + "\n".join(wanted))
     return lines

@@ -51,12 +51,12 @@ def find_model(path: str, folder: Path) -> str:
             return str(found)
     raise ModelsError(
         f"model_config: {path} is neither in {folder} nor in an installed package. "
-        f"{INSTALL} {package.replace('_', '-')}, or set it to a model of yours"
+        f"{INSTALL} {package.replace('_', '-')}, or set it to your own model"
     )
 
 
 def read_characters(model: str) -> list[str]:
-    """The characters that a recogniser knows, in the order of its classes, the blank left out.
+    """Return the characters of a recogniser, in the order of its classes, without the blank.
 
     An ONNX model carries them in its metadata; beside a Paddle model lies a list of them, or in
     one of the folders around it, a character a line.

@@ -39,7 +39,7 @@ Run = Callable[[np.ndarray], np.ndarray]
 
 
 class Pace(NamedTuple):
-    """What processes did together, CPU time of a page, and the memory that each has to itself."""
+    """The speed of all processes together, the CPU time of a page, and the private memory."""
 
     pages_per_s: float
     cpu_ms_a_page: float

@@ -1,12 +1,12 @@
 """The OCR service: `det` finds the lines of text, `cls` which way is up, `rec` reads them.
 
-    python web_server.py        then ask it with client.py
+    python web_server.py        then in another terminal: client.py
 
     image -> det -+----------+-> rec -> {text, lines}
                   \\-> cls --/
 
-Options: `--config config_paddle.yml` for Paddle's engine, `--mode thread|process` for where the
-Ops run.
+Options: `--config config_paddle.yml` for Paddle's engine; `--mode thread|process`: where the Ops
+run.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Picture(Schema):
 
 
 class Page(Schema):
-    """What is written in a picture."""
+    """The text in a picture."""
 
     text: Annotated[str, msgspec.Meta(description="the lines, one below the other")]
     lines: Annotated[
@@ -54,7 +54,7 @@ class Page(Schema):
 
 
 class DetOp(Op):
-    """Finds the lines: `boxes` float32 (n, 4, 2), each from a corner where its text may begin."""
+    """Finds the lines: `boxes` float32 (n, 4, 2), each from the corner where its text may begin."""
 
     def init_op(self):
         settle_opencv()
@@ -75,16 +75,16 @@ class DetOp(Op):
 
 
 class ClsOp(Op):
-    """Tells whether the page stands on its head; its longest lines vote."""
+    """Detects a page that is upside down; its longest lines vote."""
 
     def init_op(self):
         settle_opencv()
 
     def preprocess(self, input_dicts, data_id, log_id):
-        found = input_dicts["det"]
-        if not len(found["boxes"]):
-            return {}, True, None, ""  # an empty page: the model is not asked
-        return {"x": classifier_input(found["image"], found["boxes"])}, False, None, ""
+        page = input_dicts["det"]
+        if not len(page["boxes"]):
+            return {}, True, None, ""  # an empty page: skip the model
+        return {"x": classifier_input(page["image"], page["boxes"])}, False, None, ""
 
     def postprocess(self, input_dicts, fetch_data, data_id, log_id):
         votes = list(fetch_data.values())
@@ -99,15 +99,15 @@ class RecOp(Op):
         self.characters = read_characters(self.model_config)
 
     def preprocess(self, input_dicts, data_id, log_id):
-        found, is_turned = input_dicts["det"], input_dicts["cls"]["upside_down"]
-        boxes = upside_down(found["boxes"]) if is_turned else found["boxes"]
+        page, is_turned = input_dicts["det"], input_dicts["cls"]["upside_down"]
+        boxes = upside_down(page["boxes"]) if is_turned else page["boxes"]
         self.boxes = boxes[reading_order(boxes)]
-        batches = mini_batches([cut_line(found["image"], box) for box in self.boxes], LINES_A_CALL)
+        batches = mini_batches([cut_line(page["image"], box) for box in self.boxes], LINES_A_CALL)
         self.places = [batch.places for batch in batches]
         return [{"x": batch.x} for batch in batches], False, None, ""
 
     def process(self, feed_batch, typical_logid):
-        # The model's answer is a megabyte a line: what is needed of it is taken here.
+        # The model's answer is a megabyte for each line: reduce it in the worker.
         (probabilities,) = super().process(feed_batch, typical_logid).values()
         return {"readings": read_lines(probabilities, self.characters)}
 
@@ -130,7 +130,11 @@ class RecOp(Op):
 def configuration():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", type=Path, default=HERE / "config.yml")
-    parser.add_argument("--mode", choices=("thread", "process"), help="else as the config says")
+    parser.add_argument(
+        "--mode",
+        choices=("thread", "process"),
+        help="where Ops run; default: as in the configuration",
+    )
     arguments = parser.parse_args()
     config = read_config(arguments.config)
     if arguments.mode:

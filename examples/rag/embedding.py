@@ -1,7 +1,7 @@
-"""An embedding that needs no training: a random direction for each word and each piece of one.
+"""An embedding without training: a random direction for each word and each piece of a word.
 
-Texts that share rare words, or rare pieces of words, point the same way. Any model that makes
-vectors of texts may stand in its place.
+Texts that share rare words, or rare pieces of words, have similar directions. Any other embedding
+model can replace it.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ _PIECE = 4
 
 
 class Embedding:
-    """Makes vectors of length 1; how much a word says is learnt from texts.
+    """Makes vectors of length 1 from texts; rare words have a larger weight.
 
     Args:
-        texts: those that are searched.
+        texts: the texts to search, which define how rare a word is.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._directions = (
             np.random.default_rng(SEED).standard_normal((BUCKETS, WIDTH)).astype(np.float32)
         )
-        there = np.zeros(BUCKETS, np.float32)  # texts that have a feature
+        counts = np.zeros(BUCKETS, np.float32)  # number of texts with a feature
         for text in texts:
-            there[[*{bucket for bucket, _ in _features(text)}]] += 1
-        rarity = np.log((len(texts) + 1) / (there + 0.5)).clip(0.05)
-        self._says = np.where(there > 0, rarity, 0.0).astype(np.float32)
+            counts[[*{bucket for bucket, _ in _features(text)}]] += 1
+        rarity = np.log((len(texts) + 1) / (counts + 0.5)).clip(0.05)
+        self._weights = np.where(counts > 0, rarity, 0.0).astype(np.float32)
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return a row for each text, float32."""
         rows = np.zeros((len(texts), WIDTH), np.float32)
         for row, text in zip(rows, texts, strict=True):
             for bucket, weight in _features(text):
-                row += weight * self._says[bucket] * self._directions[bucket]
+                row += weight * self._weights[bucket] * self._directions[bucket]
         return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
 
 

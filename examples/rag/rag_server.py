@@ -1,4 +1,4 @@
-"""Finds the film that a question is about, and has a language model elsewhere write about it.
+"""Finds the film for a question, and has a language model on another server write about it.
 
 python rag_server.py          the model: python ../chat/chat_server.py; see README.md
 
@@ -22,7 +22,7 @@ BEST = 2
 
 
 class Question(Schema):
-    """What somebody would like to see."""
+    """A description of the film that the user would like to see."""
 
     question: Annotated[str, Meta(min_length=1, examples=["a boat in a storm"])]
     max_tokens: Annotated[int, Meta(ge=1, le=200)] = 40
@@ -30,7 +30,7 @@ class Question(Schema):
 
 
 class EmbedOp(Op):
-    """Makes a vector of each question, of all that wait at once."""
+    """Embeds the questions of a batch."""
 
     def preprocess(self, input_dicts):
         return {"question": [input_dicts["@DAGExecutor"]["question"]]}
@@ -40,7 +40,7 @@ class EmbedOp(Op):
 
 
 class SearchOp(Op):
-    """Finds the films whose vectors are nearest: one product of matrices for all that wait."""
+    """Finds the films with the nearest vectors, in one matrix product for a batch."""
 
     def init_op(self):
         self.vectors = EMBEDDING(TEXTS)
@@ -54,33 +54,33 @@ class SearchOp(Op):
 
 
 class WriteOp(Op):
-    """Asks the model at `server_endpoints`, and passes on what it writes as it comes."""
+    """Streams the text from the model at `server_endpoints`."""
 
     def preprocess(self, input_dicts):
-        asked = input_dicts["@DAGExecutor"]
-        found = [int(film) for film in input_dicts["search"]["films"][0]]
-        about = FILMS[found[0]][1]
+        request = input_dicts["@DAGExecutor"]
+        films = [int(film) for film in input_dicts["search"]["films"][0]]
+        about = FILMS[films[0]][1]
         return {
             "prompt": f"{about} i loved this movie because",
-            "max_tokens": asked["max_tokens"],
-            "seed": asked["seed"],
-            "found": found,
+            "max_tokens": request["max_tokens"],
+            "seed": request["seed"],
+            "films": films,
         }
 
     def process(self, feed_batch, *, context):
-        asked = dict(feed_batch[0])
-        titles = [FILMS[film][0] for film in asked.pop("found")]
+        request = dict(feed_batch[0])
+        titles = [FILMS[film][0] for film in request.pop("films")]
         yield {"text": f"{titles[0]}: i loved this movie because", "sources": titles}
-        yield from self.client.stream(asked, context)
+        yield from self.client.stream(request, context)
 
     def postprocess(self, input_dicts, fetch_dict):
         return fetch_dict
 
 
-asked = RequestOp(schema=Question)
-search = SearchOp("search", EmbedOp("embed", asked))
+question = RequestOp(schema=Question)
+search = SearchOp("search", EmbedOp("embed", question))
 server = PipelineServer("rag")
-server.set_response_op(ResponseOp(WriteOp("write", [search, asked])))
+server.set_response_op(ResponseOp(WriteOp("write", [search, question])))
 server.prepare_server(str(HERE / "config.yml"))
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ import yaml
 
 
 def configuration(file, op):
-    """What is in `file`; `model_config` of `op` there is a package, and a file in it."""
+    """Return the configuration in `file`, where `model_config` of `op` is `package/path`."""
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
     model = config["op"][op]["local_service_conf"]
     package, _, path = model["model_config"].partition("/")
-    found = find_spec(package)  # not imported: it would want PyTorch
+    found = find_spec(package)  # not imported: that would need PyTorch
     if found is None:
         sys.exit(f"no model: pip install --no-deps {package.replace('_', '-')}==6.2.3")
     model["model_config"] = str(Path(found.submodule_search_locations[0], path))

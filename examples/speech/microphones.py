@@ -1,8 +1,8 @@
-"""Many microphones at once: each is a sequence of 32 ms chunks, answered while it goes on.
+"""Detects speech at many microphones: each is a sequence of chunks, answered one by one.
 
-python microphones.py        then ask it: python microphones_demo.py, or see README.md
+python microphones.py        then in another terminal: python microphones_demo.py, or see README.md
 
-chunk -> listen -> speech, how likely somebody speaks in it
+chunk (32 ms) -> listen -> speech: the probability of speech in the chunk
 """
 
 from pathlib import Path
@@ -16,10 +16,10 @@ from pipeline import Op, PipelineServer, RequestOp, ResponseOp, Tensor
 
 
 class ListenOp(Op):
-    """Hears the next chunk of each microphone in a batch.
+    """Scores the next chunk of each microphone in a batch.
 
-    What a microphone's model remembers (`state`), and the end of the chunk before (`before`), are
-    kept from step to step as microphones.yml says: what `process` returns of them comes next time.
+    The model's state of a microphone (`state`) and the end of its last chunk (`before`) pass from
+    step to step: `process` gets what it returned one step earlier, by `state` in microphones.yml.
     """
 
     input_tensors = (Tensor("chunk", "FP32", (FRAME,)),)
@@ -27,14 +27,14 @@ class ListenOp(Op):
     max_batch_size = 32
 
     def process(self, feed_batch, log_id):
-        fed = feed_batch[0]
-        heard = np.concatenate([fed["before"], fed["chunk"]], axis=1)
-        feed = {"input": heard, "state": fed["state"], "sr": np.array(RATE)}
-        found = self.client.predict(feed, ["output", "stateN"])
+        batch = feed_batch[0]
+        samples = np.concatenate([batch["before"], batch["chunk"]], axis=1)
+        feed = {"input": samples, "state": batch["state"], "sr": np.array(RATE)}
+        outputs = self.client.predict(feed, ["output", "stateN"])
         return {
-            "speech": found["output"],
-            "state_next": found["stateN"],
-            "before_next": heard[:, -CONTEXT:],
+            "speech": outputs["output"],
+            "state_next": outputs["stateN"],
+            "before_next": samples[:, -CONTEXT:],
         }
 
 

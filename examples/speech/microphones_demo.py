@@ -1,6 +1,6 @@
-"""Run the service for microphones, have many of them heard at once, and stop it: `make speech`.
+"""Run the service, send it the chunks of many microphones at once, and stop it: `make speech`.
 
-Exits with 1 where what is said of a chunk is not what the model alone says of it.
+Exits with status 1 if an answer differs from the model's own answer without a server.
 """
 
 from __future__ import annotations
@@ -39,17 +39,14 @@ def main() -> int:
         print(f"  {name}: {spoken(heard[name])}")
     wrong = [name for name, samples in rooms.items() if heard[name] != alone(samples)]
     if wrong or not any(map(spoken, heard.values())):
-        print(f"demo failed: not what the model alone says: {wrong}", file=sys.stderr)
+        print(f"demo failed: answers differ from the model's: {wrong}", file=sys.stderr)
         return 1
-    print("\ndemo passed: chunk by chunk what the model alone says")
+    print("\ndemo passed: all answers are the model's")
     return 0
 
 
 async def hear(address: str, rooms: Mapping[str, Array]) -> dict[str, list[float]]:
-    """How likely each chunk of each room is speech: all rooms at once, each chunk when it is due.
-
-    It is due as soon as the one before it was answered.
-    """
+    """Return the scores of the chunks of each room; the rooms are sent concurrently."""
     async with AsyncPipelineClient() as client:
         client.connect([address])
         heard = await asyncio.gather(*(listen(client, samples) for samples in rooms.values()))
@@ -57,7 +54,7 @@ async def hear(address: str, rooms: Mapping[str, Array]) -> dict[str, list[float
 
 
 async def listen(client: AsyncPipelineClient, samples: Array) -> list[float]:
-    """What one microphone is told, chunk by chunk."""
+    """Send the chunks of one microphone in order; return their scores."""
     scores = []
     async with client.sequence() as microphone:
         for chunk in chunks_of(samples):
@@ -73,7 +70,7 @@ def chunks_of(samples: Array) -> Array:
 
 
 def alone(samples: Array) -> list[float]:
-    """What the model says of the same, one chunk after the other, without a server."""
+    """Return the scores of the model without a server, one chunk after the other."""
     session = model()
     state, scores = np.zeros((2, 1, 128), np.float32), []
     for frame in frames_of(samples):
@@ -92,9 +89,9 @@ def model() -> Any:
 
 
 def spoken(scores: list[float]) -> str:
-    """From when to when somebody speaks."""
+    """Return the times of speech."""
     times = [(first * FRAME / RATE, last * FRAME / RATE) for first, last in find_segments(scores)]
-    return ", ".join("{:.2f} to {:.2f} s".format(*each) for each in times)
+    return ", ".join(f"{start:.2f} to {end:.2f} s" for start, end in times)
 
 
 if __name__ == "__main__":

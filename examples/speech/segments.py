@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 FRAME = 512  # samples that have a score: 32 ms
-CONTEXT = 64  # samples before them that the model hears as well
-SPEECH, SILENCE = 0.5, 0.35  # a segment begins with the one score, and goes on above the other
-SHORTEST = 8  # frames of speech, and of silence: what is shorter is none
-MARGIN = 1  # frames before and behind a segment that belong to it
+CONTEXT = 64  # samples before a frame that the model also gets
+SPEECH, SILENCE = 0.5, 0.35  # a segment begins at SPEECH, and continues above SILENCE
+SHORTEST = 8  # frames; shorter speech and shorter silence are ignored
+MARGIN = 1  # frames added before and after a segment
 Array = np.ndarray
 
 
 def frames_of(samples: Array) -> Array:
-    """What the model is fed with, one row after the other: (n, CONTEXT + FRAME) of float32.
+    """Return the model's inputs, a row for each frame: float32 (n, CONTEXT + FRAME).
 
-    Silence is put before the first frame and behind the last one.
+    Silence is added before the first frame and after the last one.
     """
     padded = np.pad(samples, (CONTEXT, -len(samples) % FRAME))
     if len(samples) == 0:
@@ -26,9 +26,9 @@ def frames_of(samples: Array) -> Array:
 
 
 def find_segments(scores: Iterable[float]) -> Iterator[tuple[int, int]]:
-    """The first frame of each segment, and the one behind its last, as soon as it is known.
+    """Yield the first frame of each segment, and the frame after its last, as soon as possible.
 
-    That is SHORTEST frames behind its end: so long has the silence to be.
+    That is SHORTEST frames after its end, when the silence is long enough.
     """
     start, end, frames = None, 0, 0
     for frame, score in enumerate(scores):

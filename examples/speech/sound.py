@@ -39,19 +39,19 @@ def read_sound(sent: object) -> Array:
             form, frames = file.getparams(), file.readframes(file.getnframes())
     except (wave.Error, EOFError, RuntimeError) as error:  # the last: a chunk of a wrong size
         why = str(error) or "it ends too early"
-        raise SoundError(f"this is no WAV file of PCM samples, or a broken one: {why}") from None
+        raise SoundError(f"expected a WAV file of PCM samples: {why}") from None
     if (form.framerate, form.nchannels, form.sampwidth) != (RATE, 1, 2):
         raise SoundError(
             f"the file has {form.framerate} samples a second, {form.nchannels} channel(s), "
             f"{8 * form.sampwidth} bits: send 16000, mono, 16 bits"
         )
     if len(frames) < 2 * form.nframes:
-        raise SoundError("the file is cut off: it says that it has more samples than it has")
+        raise SoundError("the file is cut off: it has fewer samples than its header says")
     return np.frombuffer(frames, "<i2").astype(np.float32) / 32768
 
 
 def level_of(samples: Array) -> float:
-    """How loud they are, in dB: 0 is the loudest square wave that a file can hold."""
+    """Return the level of samples, in dB: 0 is the loudest square wave that a file can hold."""
     power = float(np.square(samples, dtype=np.float64).mean())
     return 10 * math.log10(max(power, 1e-10))
 
@@ -60,4 +60,4 @@ def _from_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise SoundError('the text under the key "audio" is no base64') from None
+        raise SoundError('the text under the key "audio" is not base64') from None

@@ -1,8 +1,8 @@
-"""Our repository server beside the genuine Triton 2.51: the same requests, the same answers?
+"""Compares the answers of our repository server with those of the genuine Triton 2.51.
 
-The genuine server is the one that nvidia-pytriton carries; where it cannot be installed that is
-said, and nothing is compared. What differs on purpose stands in `docs/triton_differences.md` and in
-the rules of `is_same`; anything else fails.
+The genuine server is part of nvidia-pytriton; if that cannot be installed, a message says so and
+nothing is compared. Intended differences are in `docs/triton_differences.md` and in the rules of
+`is_same`; any other difference fails.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Reply(NamedTuple):
 
 @contextmanager
 def running(command: list[str], environment: dict[str, str], port: int) -> Iterator[None]:
-    """A server that is live at `port`, and is ended."""
+    """Run a server that is live at `port`; end it afterwards."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
@@ -73,7 +73,7 @@ def running(command: list[str], environment: dict[str, str], port: int) -> Itera
 
 
 def is_settled(port: int) -> bool:
-    """Whether a server has loaded, or failed to load, every model."""
+    """Return whether a server has loaded, or failed to load, every model."""
     index = urllib.request.Request(f"http://127.0.0.1:{port}/v2/repository/index", b"")
     try:
         with urllib.request.urlopen(index, timeout=5) as answer:
@@ -101,7 +101,7 @@ def ask(port: int, question: questions.Question) -> Reply:
 
 
 def plain(said: Any) -> Any:
-    """What is said, without what need not be the same: an order of outputs, times, folders."""
+    """Return an answer without parts that may differ: the order of outputs, times, folders."""
     if isinstance(said, dict):
         found = {
             key: plain(value)
@@ -118,7 +118,7 @@ def plain(said: Any) -> Any:
 
 
 def is_same(question: questions.Question, theirs: Reply, ours: Reply) -> bool:
-    """Whether two answers say the same, or differ as they are meant to."""
+    """Return whether two answers are the same, or differ on purpose."""
     if theirs == ours:
         return True
     if theirs.said == "" and ours.status == theirs.status:
@@ -140,7 +140,7 @@ def texts_of(reply: Reply) -> str | None:
 
 
 def is_stricter(theirs: Reply, ours: Reply) -> bool:
-    """Whether we refuse what is no valid request, and Triton passes it to the model."""
+    """Return whether we refuse an invalid request that Triton passes to the model."""
     said = texts_of(ours) or ""
     words = (*_SAYS_SO, "must be", "expecting", "has the parameter", "unrecognized", "must specify")
     words += ("expects",)  # a text as id, where the control has room for a number
@@ -148,7 +148,7 @@ def is_stricter(theirs: Reply, ours: Reply) -> bool:
 
 
 def is_meant(question: questions.Question, theirs: Reply, ours: Reply) -> bool:
-    """Whether a difference stands in docs/triton_differences.md."""
+    """Return whether a difference is listed in docs/triton_differences.md."""
     if "binary_data_output" in question.body.decode(errors="replace"):
         return ours.status == theirs.status == 200  # ours is the default of outputs that are named
     if not question.path.startswith("/v2") or "%" in question.path or question.path == "/v2":

@@ -22,7 +22,7 @@ _STRICTER = ("raw contents", "expects 'UINT64'", "parameter", "must be", "expect
 
 
 class Reply(NamedTuple):
-    """A call's end: its code, the text of its error, and what was answered."""
+    """A call's end: its code, the text of its error, and its answers."""
 
     code: str
     text: str
@@ -45,7 +45,7 @@ def ask(channel: grpc.Channel, question: asks.Question) -> Reply:
 
 
 def plain(said: Any) -> Any:
-    """What is said, without what need not be the same: an order of outputs, times, folders."""
+    """Return an answer without parts that may differ: the order of outputs, times, folders."""
     if isinstance(said, dict):
         found = {
             key: plain(value)
@@ -61,7 +61,7 @@ def plain(said: Any) -> Any:
 
 
 def _by_names(said: dict[str, Any]) -> dict[str, Any]:
-    """Sort outputs, with their raw contents, and models by their names."""
+    """Sort outputs, with their raw contents, and models by name."""
     outputs, raw = said.get("outputs"), said.get("rawOutputContents")
     if isinstance(outputs, list) and isinstance(raw, list):
         pairs = sorted(zip(outputs, raw, strict=False), key=lambda pair: pair[0]["name"])

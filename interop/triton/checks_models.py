@@ -215,7 +215,7 @@ def what_does_not_fit_is_refused(way: Way) -> None:
         way.infer("numbers", {"A": pair()["A"], "C": pair()["A"]})
     with refused("[request id: <id_unknown>] input 'A' already exists in request", *invalid):
         way.client.infer("numbers", [way.input("A", pair()["A"])] * 2)
-    with refused("in ensemble 'numbers', [51] this number is no good", *invalid):
+    with refused("in ensemble 'numbers', [51] this number is not allowed", *invalid):
         way.infer("numbers", {**pair(), "A": np.full((1, 16), NO_GOOD, np.int32)})
 
 
@@ -264,7 +264,7 @@ def requests_are_counted_where_they_went(way: Way) -> None:
     for _ in range(3):
         way.infer("numbers", pair(2))
     way.infer("sum", pair(4))
-    with refused("this number is no good"):
+    with refused("this number is not allowed"):
         way.infer("numbers", {**pair(), "A": np.full((1, 16), NO_GOOD, np.int32)})
     after = {name: way.counters(name) for name in before}
     moved = {

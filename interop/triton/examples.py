@@ -44,7 +44,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     "simple_grpc_sequence_stream_infer_client.py": ((), ("-d",)),
     "simple_grpc_aio_sequence_stream_infer_client.py": ((), ("-d",)),
 }
-"""How an example is run, once each; those that are not here: once without options."""
+"""Options of each run of an example; other examples run once, without options."""
 LEFT_OUT = {
     "simple_grpc_cudashm_client.py": "needs a card",
     "simple_http_cudashm_client.py": "needs a card",
@@ -53,7 +53,7 @@ LEFT_OUT = {
 
 
 def arguments(example: str, options: tuple[str, ...], ports: Ports) -> list[str]:
-    """What the example is run with."""
+    """Return the arguments of an example."""
     over_grpc = example.startswith(("grpc_", "simple_grpc_")) or "grpc" in options
     pair = ("--http-url", f"localhost:{ports[0]}", "--grpc-url", f"localhost:{ports[1]}")
     url = ("-u", f"localhost:{ports[over_grpc]}")

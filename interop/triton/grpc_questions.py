@@ -95,7 +95,7 @@ def wrong(seed: int, count: int) -> Iterator[Question]:
 
 
 def descriptions(models: list[str]) -> Iterator[Question]:
-    """What is asked of models and the server without inference."""
+    """Yield questions about models and the server, without inference."""
     for what in ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"):
         yield _call(what)
     yield _call("RepositoryIndex", ready=True)
@@ -129,7 +129,7 @@ def infer(name: str, message: Message, streams: bool = False) -> Question:
 
 
 def request_of(model: str, said: dict[str, Any], is_raw: bool = False) -> Any:
-    """Return a request as it is said over HTTP."""
+    """Return a request over gRPC from its form over HTTP."""
     message = v2.ModelInferRequest(model_name=model, id=said.get("id", ""))
     _tell(message.parameters, said.get("parameters", {}))
     for each in said["inputs"]:

@@ -131,7 +131,7 @@ def sequences() -> Iterator[Question]:
 
 
 def descriptions(models: list[str]) -> Iterator[Question]:
-    """What is asked of models and the server without inference."""
+    """Yield questions about models and the server, without inference."""
     for path in (
         *("/v2", "/v2/", "/v2/health/live", "/v2/health/ready", "/v2/models/stats"),
         *("/v2/nothing", "/v3", "/", "/v2/models", "/v2/models/", "/v2/health", "/v2/health/dead"),
@@ -162,7 +162,7 @@ def descriptions(models: list[str]) -> Iterator[Question]:
 
 
 def good() -> Iterator[Question]:
-    """The good requests, as JSON, with binary data, and in both ways mixed."""
+    """Yield the valid requests, as JSON, as binary data, and mixed."""
     for number, (model, request) in enumerate(GOOD):
         yield _infer(f"good {number} {model}", model, request)
         wants = copy.deepcopy(request)
@@ -182,7 +182,7 @@ def _one() -> dict[str, Any]:
 
 
 def wrong(seed: int, count: int) -> Iterator[Question]:
-    """Good requests with one or two things changed."""
+    """Yield valid requests with one or two changes."""
     rng = random.Random(seed)
     for number in range(count):
         model, request = rng.choice(GOOD)
@@ -275,12 +275,12 @@ def _binary(name: str, model: str, request: Any) -> Question:
 
 
 def said_in(question: Question) -> dict[str, Any]:
-    """Return what a question's JSON says."""
+    """Return a question's JSON."""
     return dict(json.loads(question.body))
 
 
 def raw_of(tensor: dict[str, Any]) -> bytes | None:
-    """Return a tensor's data as bytes; None: it has none that fit."""
+    """Return a tensor's data as bytes; None: its data does not fit."""
     import numpy as np
 
     names = {"FP32": "f4", "FP64": "f8", "INT32": "i4", "INT64": "i8", "BOOL": "?", "UINT8": "u1"}

@@ -24,7 +24,7 @@ class SumOp(Op):
     def preprocess(self, input_dicts, data_id, log_id):
         (inputs,) = input_dicts.values()
         if (inputs["A"] == NO_GOOD).any():
-            raise ProductError(51, "this number is no good")
+            raise ProductError(51, "this number is not allowed")
         return {"SUM": inputs["A"] + inputs["B"]}, False, None, ""
 
 

@@ -1,4 +1,4 @@
-"""What the checks share: a server to be asked by one of two protocols, and the list of checks."""
+"""Shared by the checks: a client of a server by one of two protocols, and the list of checks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DURATIONS = "success fail queue compute_input compute_infer compute_output cache
 
 @dataclass
 class Way:
-    """A server, and one of the two protocols to ask it by."""
+    """A client of a server, by one of the two protocols."""
 
     protocol: str
     module: Any
@@ -23,7 +23,7 @@ class Way:
     ports: tuple[int, int]
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What the client's method answers, as JSON."""
+        """Return the answer of a client's method, as JSON."""
         more = {"as_json": True} if self.protocol == "grpc" else {}
         return getattr(self.client, method)(*arguments, **more)
 
@@ -38,7 +38,7 @@ class Way:
         return self.client.infer(model, tensors, outputs=outputs, **more)
 
     def counters(self, model: str) -> dict[str, int]:
-        """The counts of one model that a request moves."""
+        """Return the counts of one model that requests change."""
         (entry,) = self.ask("get_inference_statistics", model)["model_stats"]
         stats = entry.get("inference_stats", {})
         counts = {name: int(stats.get(name, {}).get("count", 0)) for name in DURATIONS.split()}
@@ -50,7 +50,7 @@ CHECKS: dict[str, list[tuple[Check, str]]] = {"numbers": [], "echo": [], "parts"
 
 
 def check(server: str, protocols: tuple[str, ...] = ("http", "grpc")) -> Callable[[Check], Check]:
-    """Lists a check of one of the servers, for the protocols that have what it looks at."""
+    """Add a check of one of the servers, for some protocols."""
 
     def add(function: Check) -> Check:
         CHECKS[server] += [(function, protocol) for protocol in protocols]
@@ -61,7 +61,7 @@ def check(server: str, protocols: tuple[str, ...] = ("http", "grpc")) -> Callabl
 
 @contextmanager
 def refused(text: str, *statuses: str) -> Iterator[None]:
-    """The block fails with `text`, and with one of the statuses."""
+    """Assert that the block fails with `text`, and with one of the statuses."""
     caught = None
     try:
         yield
@@ -71,4 +71,4 @@ def refused(text: str, *statuses: str) -> Iterator[None]:
         raise AssertionError(f"not refused: {text}")
     assert text in str(caught), f"{text!r} is not in {caught}"
     status = (caught.status() or "").removeprefix("StatusCode.")
-    assert not statuses or status in statuses, f"{status} is none of {statuses}"
+    assert not statuses or status in statuses, f"{status} is not one of {statuses}"

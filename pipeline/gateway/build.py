@@ -37,11 +37,11 @@ _SETTINGS = {
     "GOTOOLCHAIN": "local",  # never another Go, fetched in passing
     "GOWORK": "off",
 }
-_SETTINGS_OF_OTHERS = ("GOEXPERIMENT", "GOROOT")  # of the Go that their owner had in mind
+_SETTINGS_OF_OTHERS = ("GOEXPERIMENT", "GOROOT")  # of another Go
 
 
 class BuildError(Exception):
-    """There is no binary; says what is missing and what to do. It never meets a wire: no code."""
+    """The binary cannot be built; the text says what is missing and what to do."""
 
 
 class Toolchain(NamedTuple):
@@ -107,7 +107,7 @@ def build(out: Path | None = None) -> Path:
 
 
 def _read(file: Path, pattern: str) -> str:
-    """Return the group of the line of that pattern in a file of ours."""
+    """Return the group of a pattern in one of our files."""
     match = re.search(pattern, file.read_text(encoding="utf-8"), re.M)
     assert match is not None, f"{file} has no line {pattern}"
     return match[1]

@@ -21,21 +21,21 @@ from pipeline.repository.served_models import ServedModels
 
 
 class AskModelOp(Op):
-    """An Op whose requests go to a model of the same repository: none of its hooks runs.
+    """An Op that forwards its requests to a model of the same repository, without hooks.
 
         faces = AskModelOp("faces", decode, "face_detector", inputs={"pixels": "image"})
 
-    Other Ops read its answer as any, may come before it, next to it and after it, send requests
-    past it (`Goto`), or to it again (`loop_to`). The model is looked for with each request.
+    It takes part in a graph like any Op: before, beside or after others, with `Goto` and `loop_to`.
+    The model is looked up for each request.
 
     Args:
-        name: of the Op.
-        input_ops: the Ops that it reads.
+        name: name of the Op.
+        input_ops: its input Ops.
         model: name of the model, or of an ensemble.
-        version: of the model; -1: the latest.
-        inputs: keys in what it reads by the names of the model's inputs; others have their own.
-        outputs: keys of its answer by the names of the model's outputs; None: all, by these.
-        parts: the model answers in parts, and so does the Op; otherwise they come as one answer.
+        version: version of the model; -1: the latest.
+        inputs: keys of the input dict, by the model's input; others have the input's name.
+        outputs: keys of the answer, by the model's output; None: all outputs, with their names.
+        parts: the Op answers in parts, as its model does; otherwise the parts are joined.
     """
 
     def __init__(

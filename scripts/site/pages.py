@@ -30,10 +30,9 @@ def places() -> dict[Path, str]:
 
 
 class Pages:
-    """Writes pages to a folder, with links that hold there.
+    """Writes pages to a folder, with links that work there.
 
-    What a link leads to that is no page, such as a file of the sources, is not in the site: its
-    text stays.
+    A link to a file that is not a page, for example a source file, becomes plain text.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,7 +52,7 @@ class Pages:
         target.write_text(text, encoding="utf-8")
 
     def linked(self, text: str, page: Path, place: str) -> str:
-        """Return the text of a page with the links of the site; code is left as it is."""
+        """Return the text of a page with the links of the site; code stays unchanged."""
         pieces, at = [], 0
         for block in _BLOCK.finditer(text):
             pieces += [self._relinked(text[at : block.start()], page, place), _titled(block[0])]

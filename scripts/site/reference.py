@@ -21,7 +21,7 @@ _ELSEWHERE = ("pipeline.dropin", "pipeline.proto", "pipeline.gateway", "pipeline
 
 
 def modules() -> dict[str, tuple[str, ...]]:
-    """Return the public modules, and what is public of each; empty: all that it says itself."""
+    """Return the public names of each public module; empty: the names in its `__all__`."""
     sys.path.insert(0, str(_ROOT / "tests" / "support"))
     try:
         surface = importlib.import_module("public_surface")
@@ -119,7 +119,7 @@ class _Bare(str):
 
 
 def _with_star(parameters: list[inspect.Parameter]) -> Iterator[object]:
-    """Yield parameters, and the star before those that have to be named."""
+    """Yield parameters, with a star before the keyword-only ones."""
     has_star = False
     for each in parameters:
         if each.kind is each.VAR_POSITIONAL:

@@ -14,7 +14,7 @@ from pipeline.data import Tensor
 from pipeline.engine.graph import build_graph
 from pipeline.engine.models import ModelRegistry
 from pipeline.frontends.v2 import ModelRepository, V2Error
-from pipeline.frontends.v2.inference import Told
+from pipeline.frontends.v2.inference import CallerInfo
 from pipeline.observe.snapshot import ModelCounters, Snapshot
 from pipeline.observe.statistics import model_names
 from pipeline.proto.v2.codec import InferRequest, RequestedOutput
@@ -83,7 +83,7 @@ class Server:
         wanted = [RequestedOutput(name) for name in outputs]
         timeout_s = more.pop("timeout_s", None)
         request = InferRequest(model, version, inputs=inputs, outputs=wanted, **more)
-        return await self.models.inference.infer(request, Told(timeout_s))
+        return await self.models.inference.infer(request, CallerInfo(timeout_s))
 
     async def refused(self, *args, **more):
         with pytest.raises(V2Error) as caught:

@@ -44,10 +44,10 @@ def initial(vocabulary: int, width: int, rng: np.random.Generator) -> dict[str, 
 
 
 def lesson(parameters: Parameters, words: Array, state: Array, learns: bool = True) -> Lesson:
-    """Go over `words`, int64 (steps + 1, lanes), each of which is to be told from those before.
+    """Predict each of `words`, int64 (steps + 1, lanes), from the words before it.
 
-    The gradients, empty unless it `learns`, are those of the mean loss; they end at `state`,
-    which the words before have left.
+    The gradients of the mean loss, empty unless it `learns`, stop at `state`, the state after the
+    words before.
     """
     p, (width, steps) = parameters, (state.shape[1], len(words) - 1)
     inputs = p["embedding"][words[:-1]]

@@ -51,17 +51,17 @@ def _side(length: float) -> int:
 
 
 def _box(text_map: np.ndarray, contour: np.ndarray) -> np.ndarray | None:
-    """The corners of the rectangle around a contour, moved outwards; None if it is no text."""
+    """Return the corners of a contour's rectangle, moved outwards; None if it is not text."""
     centre, (a, b), angle = cv2.minAreaRect(contour)
     if min(a, b) < MIN_SIDE or _score(text_map, contour) < BOX_SCORE:
         return None
-    # What a polygon library would offset the rectangle by: area over perimeter, times the ratio.
+    # A polygon library would offset the rectangle by area / perimeter * ratio.
     distance = UNCLIP * a * b / (2 * (a + b))
     return _clockwise(cv2.boxPoints((centre, (a + 2 * distance, b + 2 * distance), angle)))
 
 
 def _score(text_map: np.ndarray, contour: np.ndarray) -> float:
-    """The mean of the map within a contour."""
+    """Return the mean of the map within a contour."""
     x, y, width, height = cv2.boundingRect(contour)
     mask = np.zeros((height, width), np.uint8)
     cv2.fillPoly(mask, [contour], 1, offset=(-x, -y))
@@ -69,7 +69,7 @@ def _score(text_map: np.ndarray, contour: np.ndarray) -> float:
 
 
 def _clockwise(corners: np.ndarray) -> np.ndarray:
-    """Four corners from the top left one on: (x, y) float32 [4, 2]."""
+    """Return four corners clockwise from the top left: (x, y) float32 [4, 2]."""
     by_x = corners[corners[:, 0].argsort(kind="stable")]
     top_left, bottom_left = by_x[:2][by_x[:2, 1].argsort(kind="stable")]
     top_right, bottom_right = by_x[2:][by_x[2:, 1].argsort(kind="stable")]

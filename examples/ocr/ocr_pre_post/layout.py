@@ -20,21 +20,21 @@ def along_the_text(boxes: np.ndarray) -> np.ndarray:
 
 
 def upside_down(boxes: np.ndarray) -> np.ndarray:
-    """The boxes for text that stands on its head."""
+    """Return the boxes for text that is upside down."""
     return np.roll(boxes, 2, axis=1)
 
 
 def longest(boxes: np.ndarray, number: int) -> np.ndarray:
-    """The so many boxes with the longest lines."""
+    """Return the `number` boxes with the longest lines."""
     widths, heights = _sides(boxes)
     return boxes[(heights / widths.clip(1)).argsort(kind="stable")[:number]]
 
 
 def reading_order(boxes: np.ndarray) -> list[int]:
-    """Places of the boxes, rows from the first to the last, each from its start to its end.
+    """Return the indexes of the boxes in reading order: row by row, each row from its start.
 
-    Rows run as the text does, on a page that is slightly turned, or lies on its side, too.
-    Columns are not told apart.
+    Rows follow the direction of the text, so a page may be slightly turned, or lie on its side.
+    Columns are not recognised.
     """
     if not len(boxes):
         return []
@@ -51,7 +51,7 @@ def reading_order(boxes: np.ndarray) -> list[int]:
 
 
 def _by_the_text(boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Centres along the lines and across them, and heights, float [n] each."""
+    """Return the centres along and across the lines, and the heights, float [n] each."""
     widths, heights = _sides(boxes)
     directions = (boxes[:, 1] - boxes[:, 0])[widths >= np.median(widths)]
     x_way, y_way = np.median(directions / np.hypot(*directions.T)[:, np.newaxis], axis=0)
@@ -60,5 +60,5 @@ def _by_the_text(boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _sides(boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths of the sides along the text, and across it, float [n] each."""
+    """Return the lengths of the sides along and across the text, float [n] each."""
     return np.hypot(*(boxes[:, 1] - boxes[:, 0]).T), np.hypot(*(boxes[:, 3] - boxes[:, 0]).T)

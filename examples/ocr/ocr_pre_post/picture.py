@@ -57,10 +57,10 @@ def settle_opencv() -> None:
 
 
 def read_picture(sent: object) -> Picture:
-    """The picture that a request has: base64 text, bytes of a file, or these as uint8 array.
+    """Return the picture of a request: base64 text, the bytes of a file, or these as uint8 array.
 
     Raises:
-        PictureError: there is none, it cannot be read, or it is too large.
+        PictureError: it is missing, cannot be read, or is too large.
     """
     if isinstance(sent, np.ndarray) and sent.dtype == np.uint8 and sent.ndim == 1:
         sent = sent.tobytes()
@@ -75,17 +75,17 @@ def read_picture(sent: object) -> Picture:
 
 
 def decode(data: bytes) -> Picture:
-    """A file's picture, upright as its EXIF says, transparent parts white.
+    """Return a file's picture, upright by its EXIF data, with transparent parts white.
 
     Raises:
-        PictureError: it is no picture of the known formats, broken, cut off, or too large.
+        PictureError: it has an unknown format, is broken, is cut off, or is too large.
     """
     header = read_header(data)
     if header.width * header.height > MAX_PIXELS:
         raise PictureError(
             TOO_LARGE,
             f"the picture has {header.width} x {header.height} pixels, "
-            f"{MAX_PIXELS:,} at most are read: make it smaller",
+            f"the limit is {MAX_PIXELS:,}: make it smaller",
         )
     if not header.ends:
         raise PictureError(BAD_PICTURE, "the picture is cut off: the end of the file is missing")
@@ -100,10 +100,10 @@ def decode(data: bytes) -> Picture:
 
 
 def read_header(data: bytes) -> Header:
-    """Size and kind of a picture file, without decoding it.
+    """Return the size and kind of a picture file, without decoding it.
 
     Raises:
-        PictureError: it is none of the known formats, or ends within its header.
+        PictureError: it has an unknown format, or ends within its header.
     """
     try:
         header = _reader_of(data)(data)
@@ -134,7 +134,7 @@ def _reader_of(data: bytes) -> Callable[[bytes], Header]:
         return _bmp
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return _webp
-    raise PictureError(BAD_PICTURE, f"this is no picture that can be read: send {FORMATS}")
+    raise PictureError(BAD_PICTURE, f"the format of the picture is not known: send {FORMATS}")
 
 
 def _png(data: bytes) -> Header:

@@ -24,7 +24,7 @@ from pipeline.schema.arrays import tensor_schema
 
 _STATIC = Path(__file__).with_name("static")
 _PAGE = "docs.html"
-_PICTURES = b"'self' blob: data:"  # those that a reader uploads, or an Op answers
+_PICTURES = b"'self' blob: data:"  # pictures that a reader uploads, or that an Op answers
 
 
 class Description:

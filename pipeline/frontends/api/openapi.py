@@ -25,7 +25,7 @@ _ANYTHING = {"type": "object", "additionalProperties": True}
 _FILE = {"type": "string", "format": "binary"}
 _PROBLEMS = {
     "400": "The request does not fit the schema, or an Op refuses it.",
-    "404": "There is no such pipeline.",
+    "404": "The pipeline does not exist.",
     "413": "The request is larger than this server takes.",
     "415": "The content type is not taken.",
     "500": "An Op failed.",

@@ -74,8 +74,7 @@ class GrpcSockets:
                     _make_unreachable(listener)
 
     def connections(self) -> list[tuple[Peer, FoundSocket]]:
-        """Return the open ones; an empty list if they cannot be told apart from another
-        server's."""
+        """Return the open connections; an empty list if another server's would be among them."""
         if not self._listeners or _open_at[self._place] > 1:
             return []
         return [(_peer_of(sock), entry) for entry, sock in _sockets() if _is_at(sock, self._place)]

@@ -31,7 +31,7 @@ def kind_of(content_type: bytes) -> str:
 
 
 def is_json(content_type: bytes) -> bool:
-    """Return whether a body of this type is JSON: b"", for none, and what `curl -d` says, too."""
+    """Return whether a body of this type is JSON, as are b"" (no type) and `curl -d`'s type."""
     kind = kind_of(content_type)
     return kind in ("", JSON, _FORM) or kind.endswith("+json")
 

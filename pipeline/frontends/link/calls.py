@@ -62,7 +62,7 @@ class Peer(Protocol):
     ) -> asyncio.Task[None] | None:
         """Answer a unary call with a long message, where the gateway can read it if possible.
 
-        What is returned has yet to copy it; None: it is sent.
+        Returns a task that still copies it; None: it is sent.
         """
 
     def fail(self, number: int, end: bytes) -> None:

@@ -366,7 +366,7 @@ class Connection(asyncio.Protocol):
     ) -> asyncio.Task[None] | None:
         """Answer a unary call with a long message, where the gateway can read it if possible.
 
-        What is returned has yet to copy it; None: it is sent.
+        Returns a task that still copies it; None: it is sent.
         """
         memory = self._outbox.memory
         if memory is None:

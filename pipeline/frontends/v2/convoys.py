@@ -1,4 +1,4 @@
-"""Muster: requests of one form that come in the same round of the loop continue as a Convoy."""
+"""ConvoyCollector: requests of one form in the same round of the loop continue as a Convoy."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Routed = Callable[[Arrays, int], tuple[Any, RequestTarget]]
 
 _LOGGER = logging.getLogger(__name__)
 
-_OBJECTS = "OSUV"  # kinds of arrays whose elements are not of one size
+_OBJECTS = "OSUV"  # kinds of arrays whose elements differ in size
 
 
-class Mustered(msgspec.Struct, eq=False):
-    """One request that waits for others, and may continue with them.
+class ConvoyRequest(msgspec.Struct, eq=False):
+    """A request that waits for others, and may continue with them.
 
     Attributes:
         sink: gets the engine's answer.
-        inputs: its arrays, or the data that are made arrays when all are there.
+        inputs: its arrays, or data that becomes arrays when the convoy is complete.
         rows: its number of samples.
         info: about its caller.
         handle: of the begun request, or of the convoy.
-        place: in its convoy; -1: it goes alone.
-        is_over: whether it was answered, or its caller has left.
+        place: in its convoy; -1: it is alone.
+        is_over: it was answered, or its caller has left.
     """
 
     sink: ResponseSink
@@ -46,7 +46,7 @@ class Mustered(msgspec.Struct, eq=False):
     is_over: bool = False
 
     def cancel(self) -> None:
-        """Drop it, whose caller has left."""
+        """Drop the request, because its caller has left."""
         if self.is_over:
             return
         self.is_over = True
@@ -54,10 +54,10 @@ class Mustered(msgspec.Struct, eq=False):
             self.handle.leave(self.place)
         elif self.handle is not None:
             self.handle.cancel()
-        self.handle = None  # which has this: they are not left to the garbage collector
+        self.handle = None  # breaks the cycle, which otherwise waits for the garbage collector
 
     def end(self, answer: Any) -> None:
-        """Give it its answer, if anybody waits for that."""
+        """Pass on the answer, unless the request is over."""
         if self.is_over:
             return
         self.is_over, self.handle = True, None
@@ -67,22 +67,20 @@ class Mustered(msgspec.Struct, eq=False):
             _LOGGER.exception("an answer could not be handed over")
 
 
-class Muster:
-    """Requests of one form for one model.
+class ConvoyCollector:
+    """Collects requests of one form for one model.
 
-    A request that comes while the model has none continues at once, unless the requests of the last
-    round went together: they may come together again. A request that would have to wait for
-    admission goes alone.
+    A request for an idle model begins at once, unless the last round formed a convoy: its callers
+    may send their next requests together again. A request that would wait for admission is alone.
 
     Args:
         engine: of the model.
-        rows: samples that each of them brings.
-        routed: makes of inputs, with so many samples, what the engine takes.
-        successor: returns what has taken the model's place, where that was loaded anew; None: it
-            is as it was, or nothing has.
-        written: returns what the sinks of some are given, by the arrays that answer all of them;
-            None: what an engine gives.
-        stacked: returns the arrays of the inputs of some, one behind the other.
+        rows: samples of each request.
+        routed: makes the engine's request of inputs with so many samples.
+        successor: returns the replacement of a model that was loaded again; None: not replaced.
+        written: makes the answers for the sinks from the arrays for all of them; None: the sinks
+            get the engine's own form.
+        stacked: joins the arrays of several requests' inputs.
     """
 
     def __init__(
@@ -94,32 +92,32 @@ class Muster:
         written: Callable[[Arrays, Sequence[ResponseSink]], Sequence[Any] | None],
         stacked: Callable[[Sequence[Any]], Arrays],
     ) -> None:
-        self._way = engine.executor.convoys
+        self._convoys = engine.executor.convoys
         self._begin = engine.begin
         self._routed = routed
         self._successor = successor
         self._written = written
         self._stacked = stacked
-        self._size = 0  # bytes of the inputs of each
+        self._size = 0  # bytes of one request's inputs
         self._rows = rows
-        self._waiting: list[Mustered] = []
-        self._is_rush = False  # those of the last round went together
+        self._waiting: list[ConvoyRequest] = []
+        self._is_rush = False  # the last round formed a convoy
 
     @property
     def is_open(self) -> bool:
-        """Return whether a request is to wait for others, which `add` is for."""
+        """Return whether a request shall wait for others, by `add`."""
         if self._waiting or self._is_rush:
             return True
-        return not self._way.is_idle and self._way.size(self._rows) > 1
+        return not self._convoys.is_idle and self._convoys.size(self._rows) > 1
 
-    def add(self, request: Mustered) -> Mustered:
+    def add(self, request: ConvoyRequest) -> ConvoyRequest:
         """Have a request begin at the end of this round of the loop; return it."""
         self._waiting.append(request)
         if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._go)
+            asyncio.get_running_loop().call_soon(self._begin_waiting)
         return request
 
-    def _go(self) -> None:
+    def _begin_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         self._is_rush = False
         requests = [request for request in waiting if not request.is_over]
@@ -137,19 +135,19 @@ class Muster:
                 self._together(requests[:count])
             del requests[:count]
 
-    def _count(self, requests: Sequence[Mustered]) -> int:
-        """Return how many of them, from the first, go together."""
+    def _count(self, requests: Sequence[ConvoyRequest]) -> int:
+        """Return how many requests, from the first, form a convoy."""
         if not self._size:
             arrays = self._stacked([requests[0].inputs]).values()
             self._size = max(1, sum(array.nbytes for array in arrays))
-        most = min(self._way.size(self._rows), SHORT_BYTES // self._size)
+        most = min(self._convoys.size(self._rows), SHORT_BYTES // self._size)
         return max(1, min(most, len(requests)))
 
-    def alone(self, request: Mustered) -> None:
-        """Begin with one by itself."""
+    def alone(self, request: ConvoyRequest) -> None:
+        """Begin one request by itself."""
         self._alone(request, self._begin, self._routed)
 
-    def _alone(self, request: Mustered, begin: Begin, routed: Routed) -> None:
+    def _alone(self, request: ConvoyRequest, begin: Begin, routed: Routed) -> None:
         request.place = -1
         raw, target = routed(self._stacked([request.inputs]), request.rows)
         target = msgspec.structs.replace(target, info=request.info)
@@ -160,15 +158,17 @@ class Muster:
         except PipelineError as error:
             request.end(ChannelData(0, error=error))
 
-    def answers(self, answer: ChannelData, rows: list[int], requests: Sequence[Mustered]) -> Any:
-        """Return what each of some is given, of the answer to all."""
+    def answers(
+        self, answer: ChannelData, rows: list[int], requests: Sequence[ConvoyRequest]
+    ) -> Any:
+        """Return the answer for each request from the answer to all."""
         if type(answer.payload) is dict:
             written = self._written(answer.payload, [request.sink for request in requests])
             if written is not None:
                 return written
         return [_answered(answer, outcome) for outcome in each_of(answer.payload, rows)]
 
-    def _together(self, requests: Sequence[Mustered]) -> None:
+    def _together(self, requests: Sequence[ConvoyRequest]) -> None:
         first = requests[0]
         rows = [member.rows for member in requests]
         stack = self._stacked([member.inputs for member in requests])
@@ -188,11 +188,11 @@ class Muster:
 
 
 class _Alone(UnarySink):
-    """Sink of a request that goes by itself."""
+    """Sink of a request by itself."""
 
     __slots__ = ("_request",)
 
-    def __init__(self, request: Mustered) -> None:
+    def __init__(self, request: ConvoyRequest) -> None:
         self._request = request
 
     def end(self, answer: Any) -> None:
@@ -202,29 +202,31 @@ class _Alone(UnarySink):
 class _Together(UnarySink):
     """Sink of a convoy."""
 
-    __slots__ = ("_convoy", "_handle", "_is_over", "_muster", "_requests")
+    __slots__ = ("_collector", "_convoy", "_handle", "_is_over", "_requests")
 
-    def __init__(self, muster: Muster, convoy: Convoy, requests: Sequence[Mustered]) -> None:
-        self._muster = muster
+    def __init__(
+        self, collector: ConvoyCollector, convoy: Convoy, requests: Sequence[ConvoyRequest]
+    ) -> None:
+        self._collector = collector
         self._convoy = convoy
         self._requests = requests
         self._handle: RequestHandle | None = None
         self._is_over = False
 
     def began(self, handle: RequestHandle) -> None:
-        """Keep what has begun, until it is over."""
+        """Keep the handle until the convoy is over."""
         if not self._is_over:
             self._handle = handle
 
     def leave(self, place: int) -> None:
-        """Drop one request, whose caller has left."""
+        """Drop one request, because its caller has left."""
         self._convoy.leave(place)
         if self._handle is not None and len(self._convoy.left) == len(self._convoy):
             self._handle.cancel()
             self._handle = None
 
     def end(self, answer: ChannelData) -> None:
-        """Give each its answer."""
+        """Pass on the answers."""
         self._is_over, self._handle = True, None
         error = answer.error
         if error is not None and self._convoy.comes_again(error):
@@ -232,15 +234,15 @@ class _Together(UnarySink):
                 if isinstance(error, MemberLostError) and place == error.member:
                     request.end(ChannelData(answer.data_id, error=error.error))
                 elif not request.is_over:
-                    self._muster.alone(request)
+                    self._collector.alone(request)
             return
         if error is not None:
             for request in self._requests:
                 request.end(answer)
             return
         try:
-            answers = self._muster.answers(answer, self._convoy.rows, self._requests)
-        except Exception as failure:  # ours, on a model's data
+            answers = self._collector.answers(answer, self._convoy.rows, self._requests)
+        except Exception as failure:  # a bug in this library, with a model's data
             _LOGGER.exception("the answers to a batch could not be split")
             failed = UserCodeError(described(failure))
             answers = [ChannelData(answer.data_id, error=failed)] * len(self._requests)
@@ -250,15 +252,15 @@ class _Together(UnarySink):
 
 
 def _answered(answer: ChannelData, outcome: Any) -> ChannelData:
-    """Return what an engine would have given for one request of several."""
+    """Return the engine's form of the answer to one request of several."""
     payload = opened(outcome)
     if isinstance(payload, PipelineError):
         return ChannelData(answer.data_id, error=payload)
     return ChannelData(answer.data_id, payload=payload)
 
 
-def can_muster(inputs: Arrays) -> bool:
-    """Return whether arrays of such a form can be put one behind the other."""
+def can_stack(inputs: Arrays) -> bool:
+    """Return whether arrays of such a form can be joined."""
     return bool(inputs) and all(
         value.ndim and value.dtype.kind not in _OBJECTS for value in inputs.values()
     )

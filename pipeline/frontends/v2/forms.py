@@ -12,9 +12,9 @@ from pipeline.data import NO_INFO, ChannelData, RequestInfo
 from pipeline.engine.model_calls import PARAMETERS
 from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.errors import PipelineError
-from pipeline.frontends.v2.convoys import Muster, Mustered, can_muster
+from pipeline.frontends.v2.convoys import ConvoyCollector, ConvoyRequest, can_stack
 from pipeline.frontends.v2.errors import V2Error
-from pipeline.frontends.v2.inference import FittedRequest, Inference, Told
+from pipeline.frontends.v2.inference import CallerInfo, FittedRequest, Inference
 from pipeline.proto.slices import Limits, is_short
 from pipeline.proto.v2.codec import InferRequest, InferResponse
 from pipeline.proto.v2.forms import (
@@ -46,7 +46,7 @@ class RequestForm:
         codec: of their protocol.
 
     Attributes:
-        muster: where requests wait for others to form a convoy; None: each goes alone.
+        collector: where requests wait for others to form a convoy; None: they never do.
         info: of requests without an id and without forwarded headers.
     """
 
@@ -60,7 +60,7 @@ class RequestForm:
         slots = fitted.interface.outputs or ()
         names = tuple(dict.fromkeys(fitted.wanted or [slot.name for slot in slots]))
         self.answers: AnswerForms = AnswerForms(names, codec.outputs_of)
-        self.muster: Muster | None = None
+        self.collector: ConvoyCollector | None = None
         self.info: RequestInfo = NO_INFO
 
     def written_each(self, stack: Mapping[str, Any], calls: Sequence[Any]) -> list[Written] | None:
@@ -144,7 +144,7 @@ class RequestForms:
         self._memory: FormMemory[RequestForm] = FormMemory()
 
     def begin(
-        self, body: bytes, length: int | None, caller: Told, sink: ResponseSink
+        self, body: bytes, length: int | None, caller: CallerInfo, sink: ResponseSink
     ) -> RequestHandle:
         """Begin a short request; the second of a form makes it known.
 
@@ -154,19 +154,21 @@ class RequestForms:
         cut = self._codec.cut(body, length)
         form = None if cut is None else self._memory.known.get(cut.key)
         if form is None or not self._inference.is_current(form.fitted):
-            return self._begin_anew(body, length, cut, caller, sink)
-        muster = form.muster
-        may_wait = muster is not None and caller.timeout_s is None and self._inference.lets_muster
-        if muster is not None and may_wait and muster.is_open:
-            waiting = self._wait(muster, form, cut, caller, sink)
-            return waiting or self._begin_anew(body, length, cut, caller, sink)
+            return self._begin_new_form(body, length, cut, caller, sink)
+        collector = form.collector
+        may_wait = (
+            collector is not None and caller.timeout_s is None and self._inference.allows_convoys
+        )
+        if collector is not None and may_wait and collector.is_open:
+            waiting = self._wait(collector, form, cut, caller, sink)
+            return waiting or self._begin_new_form(body, length, cut, caller, sink)
         inputs = form.inputs.read(cut, self._limits)
         if inputs is None:
-            return self._begin_anew(body, length, cut, caller, sink)
+            return self._begin_new_form(body, length, cut, caller, sink)
         return self._begin(form, form.id if cut.id is None else cut.id, inputs, caller, sink)
 
     def begin_on(
-        self, body: memoryview, length: int, caller: Told, sink: ResponseSink
+        self, body: memoryview, length: int, caller: CallerInfo, sink: ResponseSink
     ) -> RequestHandle:
         """Begin a large request, whose arrays stay where it lies; `learn` makes its form known."""
         cut = self._codec.cut(bytes(body[:length]), length)
@@ -195,10 +197,10 @@ class RequestForms:
         if inputs is not None and inputs.stay:
             self._memory.keep(cut.key, RequestForm(fitted, request, inputs, self._codec))
 
-    def _begin_anew(
-        self, body: bytes, length: int | None, cut: Any, caller: Told, sink: ResponseSink
+    def _begin_new_form(
+        self, body: bytes, length: int | None, cut: Any, caller: CallerInfo, sink: ResponseSink
     ) -> RequestHandle:
-        """Begin a request of no form that is known."""
+        """Begin a request of an unknown form."""
         inference, codec = self._inference, self._codec
         try:
             request = codec.read(body, length)
@@ -213,9 +215,9 @@ class RequestForms:
             inputs = codec.inputs_of(cut, request)
         form = RequestForm(fitted, request, inputs, codec)
         if inputs is not None:
-            if can_muster(request.inputs):
+            if can_stack(request.inputs):
                 how = form.asks_again, form.written_each, form.stacked
-                form.muster = inference.muster(fitted, *how)
+                form.collector = inference.collector(fitted, *how)
                 form.info = inference.info(fitted, "", request.parameters, tuple)
             self._memory.keep(cut.key, form)
         return self._begin(form, request.id, request.inputs, caller, sink)
@@ -225,7 +227,7 @@ class RequestForms:
         form: RequestForm,
         request_id: str,
         inputs: dict[str, Array],
-        caller: Told,
+        caller: CallerInfo,
         sink: ResponseSink,
     ) -> RequestHandle:
         fitted, inference = form.fitted, self._inference
@@ -238,7 +240,12 @@ class RequestForms:
         return begin(raw, fitted.left_of(caller.timeout_s), target, call)
 
     def _wait(
-        self, muster: Muster, form: RequestForm, cut: Any, caller: Told, sink: ResponseSink
+        self,
+        collector: ConvoyCollector,
+        form: RequestForm,
+        cut: Any,
+        caller: CallerInfo,
+        sink: ResponseSink,
     ) -> RequestHandle | None:
         """Have a request wait for others; None: its data are wrong."""
         inputs = form.inputs.parts(cut) or form.inputs.read(cut, self._limits)
@@ -248,4 +255,6 @@ class RequestForms:
         request_id = form.id if cut.id is None else cut.id
         if request_id or inference.forwards:
             info = inference.info(fitted, request_id, form.asked.parameters, caller.headers)
-        return muster.add(Mustered(InferCall(form, request_id, sink), inputs, fitted.rows, info))
+        return collector.add(
+            ConvoyRequest(InferCall(form, request_id, sink), inputs, fitted.rows, info)
+        )

@@ -29,7 +29,7 @@ from pipeline.frontends.v2 import ModelRepository, V2Error, V2Status, v2_error
 from pipeline.frontends.v2.control import overrides_of, with_dependents_of
 from pipeline.frontends.v2.errors import NO_REPOSITORY_NAME, invalid
 from pipeline.frontends.v2.forms import InferCall, RequestForms
-from pipeline.frontends.v2.inference import Inference, Told, is_short_answer
+from pipeline.frontends.v2.inference import CallerInfo, Inference, is_short_answer
 from pipeline.frontends.v2.log_settings import settings_of_message
 from pipeline.frontends.v2.model import number_of
 from pipeline.frontends.v2.shared_regions import Region, no_cuda, no_cuda_region
@@ -255,7 +255,7 @@ class _InferenceCalls:
         """Begin a short request, or one of a form that is known; see `DirectMethod`."""
         if isinstance(message, bytes) and len(message) > SHORT_BYTES:
             return None
-        caller = self._told(call, call.time_left())
+        caller = self._caller_info(call, call.time_left())
         try:
             if isinstance(message, bytes):
                 return self._forms.begin(message, None, caller, sink)
@@ -300,9 +300,9 @@ class _InferenceCalls:
         except (V2Error, PipelineError) as error:
             raise _ended(error, call) from error
 
-    def _told(self, call: GrpcCall, left_s: float | None) -> Told:
+    def _caller_info(self, call: GrpcCall, left_s: float | None) -> CallerInfo:
         trace = call.header("traceparent") if self._takes_trace else ""
-        return Told(left_s, trace, call.headers, GRPC)
+        return CallerInfo(left_s, trace, call.headers, GRPC)
 
     async def _infer(self, message: Piece, call: GrpcCall) -> bytes | list[Piece]:
         request, left_s = await self._read(message, call.time_left())
@@ -313,9 +313,9 @@ class _InferenceCalls:
         del message
         self._views.check_unary(request.model_name, request.model_version, "ModelInfer RPC")
         try:
-            response = await self._inference.infer(request, self._told(call, left_s), learn)
+            response = await self._inference.infer(request, self._caller_info(call, left_s), learn)
         except V2Error as error:
-            raise _told(error, call) from error
+            raise _error_for(error, call) from error
         return await self._write_answer(response, call)
 
     async def _write_answer(self, response: InferResponse, call: GrpcCall) -> bytes | list[Piece]:
@@ -364,7 +364,7 @@ class _InferenceCalls:
                 place.leave()
             wants_empty = request.parameters.get(_WANTS_EMPTY_FINAL) is True
             empty = InferResponse(model, "", request.id, {}, {})
-            caller = self._told(call, left_s)
+            caller = self._caller_info(call, left_s)
             answers = self._inference.answers(request, caller, place.entrance)
             del request
             has_ended = not is_decoupled
@@ -380,7 +380,7 @@ class _InferenceCalls:
             if wants_empty and not has_ended:
                 yield _written_of_stream(empty, is_final=True)
         except (V2Error, PipelineError) as error:
-            failed = _told(error, call)
+            failed = _error_for(error, call)
             if isinstance(failed, GrpcError):
                 raise failed from error
             if errors_end:
@@ -389,19 +389,19 @@ class _InferenceCalls:
             yield _failed_of_stream(str(failed), _id_of(message), is_final=True)
 
 
-def _told(error: V2Error | PipelineError, call: GrpcCall) -> V2Error | GrpcError:
-    """Return the error of an inference, as its caller knows it."""
+def _error_for(error: V2Error | PipelineError, call: GrpcCall) -> V2Error | GrpcError:
+    """Return the error of an inference, in the form that its caller expects."""
     failure = v2_error(error)
     left_s = call.time_left()
     is_over = left_s is not None and left_s < _CLOCKS_DIFFER_S
     if failure.kind is not V2Status.UNAVAILABLE or not is_over:
         return failure
-    # What the caller's own library tells, if it is the first to look at the clock.
+    # The client library raises this if its own clock notices the deadline first.
     return GrpcError(grpc.StatusCode.DEADLINE_EXCEEDED, f"Deadline Exceeded: {failure}")
 
 
 def _ended(error: V2Error | PipelineError, call: GrpcCall) -> GrpcError:
-    trailers = _told(error, call)
+    trailers = _error_for(error, call)
     return trailers if isinstance(trailers, GrpcError) else _failure(trailers)
 
 

@@ -27,7 +27,7 @@ from pipeline.frontends.http.routes import (
 from pipeline.frontends.v2.errors import V2Error, v2_error
 from pipeline.frontends.v2.forms import InferCall, RequestForms
 from pipeline.frontends.v2.generate import NOT_ONE, read_generate, write_generate
-from pipeline.frontends.v2.inference import Inference, Told, is_short_answer
+from pipeline.frontends.v2.inference import CallerInfo, Inference, is_short_answer
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, breathe, is_short
 from pipeline.proto.v2.codec import InferResponse
 from pipeline.proto.v2.forms import UnknownFormError, Written, json_codec
@@ -133,7 +133,7 @@ class HttpInference:
             forms = self._forms_of(asked.name, asked.version)
             learn = partial(forms.learn, bytes(body[:json_bytes]))
         del body, read
-        response = await self.inference.infer(request, told_by(web, left_s), learn)
+        response = await self.inference.infer(request, caller_info(web, left_s), learn)
         binary = binary_names(request, response.outputs)
         encoding = accepted(web.headers.get(b"accept-encoding", b"").decode("latin-1"))
         if is_short(response.outputs):
@@ -174,7 +174,7 @@ class HttpInference:
         else:
             request, left_s = await self.offload.run(read, left_s)
         self.inference.fit(request)
-        return self._bodies(self.inference.answers(request, told_by(web, left_s)))
+        return self._bodies(self.inference.answers(request, caller_info(web, left_s)))
 
     async def _bodies(
         self, answers: AsyncGenerator[tuple[InferResponse, bool], None]
@@ -206,7 +206,7 @@ class InferEndpoint:
         self._door = door
         self._forms = forms
         self._length = length
-        self._told = told_by(web, web.timeout_s)
+        self._told = caller_info(web, web.timeout_s)
 
     def begin(self, body: Any, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request. Raises HandOverError, and what `Engine.begin` does."""
@@ -273,9 +273,11 @@ class LargeInferEndpoint(InferEndpoint):
             raise HandOverError from None
 
 
-def told_by(web: WebRequest, left_s: float | None) -> Told:
+def caller_info(web: WebRequest, left_s: float | None) -> CallerInfo:
     """Return what a caller says beside its request, for which it waits so long."""
-    return Told(left_s, web.headers.get(b"traceparent", b"").decode("latin-1"), web.headers.items)
+    return CallerInfo(
+        left_s, web.headers.get(b"traceparent", b"").decode("latin-1"), web.headers.items
+    )
 
 
 async def _one(body: bytes) -> AsyncGenerator[bytes, None]:

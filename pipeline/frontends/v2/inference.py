@@ -19,7 +19,7 @@ from pipeline.errors import PipelineError
 from pipeline.frontends.base import HeaderForwarding, takes_info
 from pipeline.frontends.parts import answers_to
 from pipeline.frontends.v2.convert import arrays_of, classes_of, classes_wanted, payload_of
-from pipeline.frontends.v2.convoys import Muster, Routed
+from pipeline.frontends.v2.convoys import ConvoyCollector, Routed
 from pipeline.frontends.v2.errors import V2Error, v2_error
 from pipeline.frontends.v2.interface import ModelInterface
 from pipeline.frontends.v2.model import ConfiguredModel, Model, ModelViews, PipelineModel
@@ -36,15 +36,15 @@ from pipeline.proto.v2.raw import Array, about_request
 Headers = Callable[[], Iterable[tuple[str | bytes, str | bytes]]]
 
 
-class Told(NamedTuple):
-    """Words of a caller beside a request.
+class CallerInfo(NamedTuple):
+    """What a caller sends beside a request.
 
     Args:
-        timeout_s: the caller's deadline, from now; where the server has one, too, a `timeout` among
-            the request's parameters, in microseconds, applies as well.
-        traceparent: the caller's, see `tracing`; "" for none.
-        headers: returns the caller's, if they are needed.
-        door: the frontend's name, for its trace.
+        timeout_s: the caller's deadline, from now; if the server has a deadline, the request's
+            parameter `timeout`, in microseconds, also applies.
+        traceparent: the caller's, see `tracing`; "": without.
+        headers: returns the caller's headers, if they are needed.
+        door: the frontend's name, for the trace.
     """
 
     timeout_s: float | None = None
@@ -153,7 +153,7 @@ class Inference:
     async def infer(
         self,
         request: InferRequest,
-        caller: Told = Told(),  # noqa: B008 - it cannot be changed
+        caller: CallerInfo = CallerInfo(),  # noqa: B008 - it cannot be changed
         learn: Callable[[InferRequest, FittedRequest], object] | None = None,
     ) -> InferResponse:
         """Run the pipeline, or one Op alone; `learn` receives the checked request.
@@ -178,7 +178,7 @@ class Inference:
     async def answers(
         self,
         request: InferRequest,
-        caller: Told,
+        caller: CallerInfo,
         entrance: Place | None = None,
     ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
         """Run as `infer` does; yield each answer, and whether others follow it, or may.
@@ -245,7 +245,7 @@ class Inference:
         self,
         fitted: FittedRequest,
         request: InferRequest,
-        caller: Told,
+        caller: CallerInfo,
         left_s: float | None,
     ) -> tuple[Request, float | None, RequestTarget]:
         """Return what the engine is asked."""
@@ -304,7 +304,7 @@ class Inference:
         inputs: Mapping[str, Array],
         request_id: str,
         parameters: Parameters,
-        caller: Told,
+        caller: CallerInfo,
     ) -> tuple[Request, RequestTarget]:
         """Return what the engine takes. Raises V2Error, PipelineError."""
         raw, target = fitted.model.routed(inputs, request_id, fitted.rows, caller.traceparent)
@@ -330,21 +330,21 @@ class Inference:
         return self._forwarding is not None
 
     @property
-    def lets_muster(self) -> bool:
+    def allows_convoys(self) -> bool:
         """Return whether requests may form a convoy: none of them is traced."""
         return self._traces.is_off
 
-    def muster(
+    def collector(
         self,
         fitted: FittedRequest,
         asks_again: Callable[[Any], InferRequest],
         written_each: Callable[[Arrays, Sequence[Any]], Sequence[Any] | None],
         stacked: Callable[[Sequence[Any]], Arrays],
-    ) -> Muster | None:
+    ) -> ConvoyCollector | None:
         """Return where requests of a form wait for each other; None: each goes by itself.
 
         `asks_again`: makes another request of such inputs, for a model that was loaded anew.
-        `written_each`, `stacked`: see `Muster`.
+        `written_each`, `stacked`: see `ConvoyCollector`.
         """
         if not self._registry.is_repository or fitted.limit_s is not None:
             return None
@@ -360,7 +360,7 @@ class Inference:
 
         engine = fitted.entry.served.engine
         routed = partial(_routed, fitted.model)
-        return Muster(engine, fitted.rows, routed, successor, written_each, stacked)
+        return ConvoyCollector(engine, fitted.rows, routed, successor, written_each, stacked)
 
 
 def _routed(model: Model, inputs: Arrays, rows: int) -> tuple[Any, RequestTarget]:

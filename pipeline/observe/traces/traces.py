@@ -1,10 +1,10 @@
-"""RequestTraces: has requests traced whose turn it is, and what was seen of them written.
+"""RequestTraces: selects requests to trace, and has their traces written.
 
 Data walk: a frontend asks `begin_of` how to begin a request; for a traced request the engine and
 the models that it asks find a TraceCollector in its target; the sink that wraps the frontend's sees
 the end. Then a thread writes the trace.
 
-What is traced, and the form of the file, are Triton's: its `docs/protocol/extension_trace.md`,
+The traced events and the form of the file are Triton's: its `docs/protocol/extension_trace.md`,
 `docs/user_guide/trace.md` and `src/tracer.cc`. A setting that a model lacks is taken from the
 settings of all models, and otherwise from the start.
 """

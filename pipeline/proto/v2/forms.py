@@ -180,7 +180,7 @@ class InputsForm(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, cut: Cut, request: InferRequest) -> InputsForm | None:
-        """Return the form of `request`, whose JSON was cut; None if it has none that is known."""
+        """Return the form of `request`, whose JSON was cut; None: it has no known form."""
         if not request.inputs or sys.byteorder != "little":
             return None
         fields = _probed(cut)
@@ -314,7 +314,7 @@ class OutputsForm(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, response: InferResponse, binary: Collection[str]) -> OutputsForm | None:
-        """Return the form of an answer; None if it has none that is known."""
+        """Return the form of an answer; None: it has no known form."""
         if not response.outputs:
             return None
         outputs = []

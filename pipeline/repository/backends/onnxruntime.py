@@ -47,7 +47,7 @@ class ReshapingOp(Op):
 
 
 class OnnxRuntimeBackend(Backend):
-    """ONNX models. What a configuration does not say of its tensors is read from the file."""
+    """ONNX models; the file completes what a configuration does not say about tensors."""
 
     workers = "thread"
     checks_output_shapes = False
@@ -57,8 +57,8 @@ class OnnxRuntimeBackend(Backend):
         config = source.config
         if not source.file.exists():
             raise ConfigError(
-                f"unable to find '{source.file}' for model '{source.name}': a file of this name, "
-                "or default_model_filename, has to say which one it is"
+                f"unable to find '{source.file}' for model '{source.name}': add the file, or name "
+                "another one by default_model_filename"
             )
         if source.is_complete or _is_whole(config):
             return config

@@ -92,14 +92,14 @@ def test_a_request_without_sound_says_what_to_send(sent):
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        ("no base64!", "no base64"),
-        (b"ID3 what is no WAV file", "no WAV file"),
+        ("no base64!", "not base64"),
+        (b"ID3 what is no WAV file", "expected a WAV file"),
         (SHORT[:-1], "cut off"),
         (SHORT[:20], "too early"),
         (wav(bytes(8), rate=8000), "8000 samples a second"),
         (wav(bytes(8), channels=2), r"2 channel\(s\)"),
         (wav(bytes(8), width=1), "8 bits"),
-        (SHORT.replace(b"fmt \x10\0\0\0\1\0", b"fmt \x10\0\0\0\3\0"), "no WAV file of PCM"),
+        (SHORT.replace(b"fmt \x10\0\0\0\1\0", b"fmt \x10\0\0\0\3\0"), "expected a WAV file of PCM"),
     ],
 )
 def test_what_cannot_be_heard_is_refused_with_the_reason(sent, why):

@@ -63,7 +63,7 @@ def test_without_a_binary_it_says_how_to_get_one(tmp_path):
 def test_a_binary_for_another_machine_is_told_apart(tmp_path):
     _, done = run(program(tmp_path / "foreign", FOREIGN))
     assert done.returncode == 2
-    assert "foreign cannot be run: it is no program for this machine. Build one" in done.stderr
+    assert "foreign cannot be run: it is not a program for this machine. Build one" in done.stderr
 
 
 def test_it_loads_nothing_that_it_does_not_need():

@@ -117,7 +117,7 @@ DOOMED = next(number for number in itertools.count() if doom_of(RECIPE, number))
     [
         (run_with(), []),
         (run_with(Ending(1, 0.1, "worker killed")), []),  # one in a thousand may fail ...
-        (run_with(*[Ending(1, 0.1, "worker killed")] * 2), ["answered, in the storm"]),
+        (run_with(*[Ending(1, 0.1, "worker killed")] * 2), ["answered in the storm"]),
         (run_with(Ending(1, 0.1, "unexplained: x")), ["errors that do not say why"]),
         (run_with(Ending(1, 0.1, WRONG)), ["wrong answers"]),
         (run_with(Ending(1, 12.0, UNENDED)), ["without an end", "more than", "do not say why"]),

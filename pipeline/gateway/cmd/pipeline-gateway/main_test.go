@@ -24,7 +24,7 @@ func TestWrongUsageIsExplained(t *testing.T) {
 		"--backend a:1 --listen-fd -3":                     "--listen-fd -3",
 		"--backend a:1 --max-message-bytes 0":              "--max-message-bytes 0",
 		"--backend a:1 --gzip-min-bytes -1":                "--gzip-min-bytes -1",
-		"--backend a:1 --cors-origin x/y":                  "is no origin",
+		"--backend a:1 --cors-origin x/y":                  "is not an origin",
 		"--backend a:1 --cors-origin * --cors-credentials": "name origins, not *",
 		"--backend a:1 --trusted-proxy x":                  "nor a network",
 		"--backend a:1 --tls-cert x":                       "--tls-key",

@@ -79,7 +79,7 @@ func opened(t *testing.T, said Document, text string) *door {
 	return d
 }
 
-// status returns that of a request with these credentials; 0: it is let in and over.
+// status returns the status of a request with these credentials; 0: it was admitted and has ended.
 func (d *door) status(role Role, tokens ...string) int {
 	grant, refused := d.Let(context.Background(), &Asked{Role: role, Address: netip.MustParseAddr("192.0.2.1"), Tokens: tokens})
 	if refused != nil {
@@ -309,7 +309,7 @@ func TestACallersBytesHaveARate(t *testing.T) {
 		t.Errorf("%v", owed)
 	}
 	if _, wait, isIn := m.take(now.Add(10*time.Second), 0); isIn || wait < 14*time.Second {
-		t.Errorf("who owes is let in: %v", wait)
+		t.Errorf("a caller over its limit is admitted: %v", wait)
 	}
 }
 
@@ -339,7 +339,7 @@ func TestPlacesAreSharedAmongCallers(t *testing.T) {
 		t.Fatal(refused)
 	}
 	if got := d.status(Admin, "r-token"); got != 0 {
-		t.Errorf("what is no inference takes no place: %d", got)
+		t.Errorf("a request without inference takes a place: %d", got)
 	}
 	second := make(chan *failure.Error, 1)
 	go func() {

@@ -17,24 +17,24 @@ import (
 	"github.com/go-jose/go-jose/v4/jwt"
 )
 
-// JWT says which signed tokens are believed, and what they say of their callers.
+// JWT says which signed tokens are accepted, and how to read the caller from them.
 type JWT struct {
-	JWKSFile   string            `json:"jwks_file"` // "": none are
+	JWKSFile   string            `json:"jwks_file"` // "": no tokens are accepted
 	Issuer     string            `json:"issuer"`
 	Audience   string            `json:"audience"`
-	Algorithms []string          `json:"algorithms"` // none: all that a public key checks
+	Algorithms []string          `json:"algorithms"` // empty: all algorithms of public keys
 	NameClaim  string            `json:"name_claim"`
-	RolesClaim string            `json:"roles_claim"` // "": of their own they have none
-	Roles      map[string][]Role `json:"roles"`       // by value of that claim; none: the values are roles
+	RolesClaim string            `json:"roles_claim"` // "": tokens have no roles of their own
+	Roles      map[string][]Role `json:"roles"`       // by value of that claim; empty: the values are roles
 	LeewayS    float64           `json:"leeway_s"`
 }
 
 const (
-	jwtPrefix       = "jwt:" // of the names of callers whom no file names
-	jwtLabel        = "jwt"  // what all of these are in the metrics
+	jwtPrefix       = "jwt:" // of the names of callers that are not in a file
+	jwtLabel        = "jwt"  // the label of all of these in the metrics
 	leastRSABits    = 2048
 	mostLeewayS     = 3600
-	mostKnownTokens = 4096 // whose signatures need no second look: of twice as many the older half is forgotten
+	mostKnownTokens = 4096 // whose signatures are not checked again; of twice as many the older half is dropped
 )
 
 // publicAlgorithms are the ones whose checking key cannot sign: neither HMAC nor `none`.
@@ -74,11 +74,11 @@ func newIssuer(said JWT, limits Limits) (*issuer, error) {
 
 func (j *JWT) check() error {
 	if j.Issuer == "" || j.Audience == "" {
-		return errors.New("issuer and audience say whose tokens, and which of them, are for this server: give both")
+		return errors.New("give both issuer and audience: they say which tokens are for this server")
 	}
 	for _, name := range j.Algorithms {
 		if !slices.Contains(publicAlgorithms, jose.SignatureAlgorithm(name)) {
-			return fmt.Errorf("algorithms: %q is none of %v", name, publicAlgorithms)
+			return fmt.Errorf("algorithms: %q is not one of %v", name, publicAlgorithms)
 		}
 	}
 	for value, roles := range j.Roles {
@@ -147,7 +147,7 @@ func (i *issuer) claimedBy(token string, now time.Time) (*claimed, error) {
 	return found, nil
 }
 
-// understood returns what the claims of a token say whose signature is right, but for its time.
+// understood returns the claims of a token with a valid signature; its times are not checked yet.
 func (i *issuer) understood(usual *jwt.Claims, all map[string]any) (*claimed, error) {
 	name, _ := claimOf(all, i.said.NameClaim).(string)
 	switch {
@@ -158,7 +158,7 @@ func (i *issuer) understood(usual *jwt.Claims, all map[string]any) (*claimed, er
 	case usual.Expiry == nil:
 		return nil, tokenFault("the token does not say when it expires")
 	case name == "" || len(name) > mostName || !isPrintable(name):
-		return nil, tokenFault("the token's claim " + i.said.NameClaim + " is no name")
+		return nil, tokenFault("the token's claim " + i.said.NameClaim + " is not a name")
 	}
 	found := &claimed{subject: name, until: usual.Expiry.Time()}
 	if usual.NotBefore != nil {

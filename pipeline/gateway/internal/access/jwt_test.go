@@ -101,7 +101,7 @@ func usualJWT() JWT {
 	return JWT{Issuer: "https://issuer.example", Audience: "pipeline", NameClaim: "sub", RolesClaim: "roles", LeewayS: 30}
 }
 
-// signedDoor is a gate that believes the tokens of signers, at noon; its file of keys is returned, too.
+// signedDoor returns a gate that accepts the tokens of signers, at noon, and its file of keys.
 func signedDoor(t *testing.T, said JWT, file string, of ...*signer) (*door, string) {
 	t.Helper()
 	said.JWKSFile = filepath.Join(t.TempDir(), "keys.json")
@@ -137,14 +137,14 @@ func TestATokenThatIsNotBelieved(t *testing.T) {
 	half := strings.Split(good, ".")
 	pem := []byte(keysOf(t, rsaOne)) // what an attacker knows of the key
 	for what, token := range map[string]string{
-		"has expired":           one.sign(t, claims("exp", atNoon.Add(-30*time.Second).Unix())),
-		"is not valid yet":      one.sign(t, claims("nbf", atNoon.Add(time.Minute).Unix())),
-		"is for another audie":  one.sign(t, claims("aud", "somebody else")),
-		"is of another issuer":  one.sign(t, claims("iss", "https://issuer.example.evil")),
-		"when it expires":       one.sign(t, claims("exp", nil)),
-		"claim sub is no name":  one.sign(t, claims("sub", "a b")),
-		"key that is not known": other.sign(t, claims()),
-		"signature is wrong":    forged.sign(t, claims()),
+		"has expired":             one.sign(t, claims("exp", atNoon.Add(-30*time.Second).Unix())),
+		"is not valid yet":        one.sign(t, claims("nbf", atNoon.Add(time.Minute).Unix())),
+		"is for another audie":    one.sign(t, claims("aud", "somebody else")),
+		"is of another issuer":    one.sign(t, claims("iss", "https://issuer.example.evil")),
+		"when it expires":         one.sign(t, claims("exp", nil)),
+		"claim sub is not a name": one.sign(t, claims("sub", "a b")),
+		"key that is not known":   other.sign(t, claims()),
+		"signature is wrong":      forged.sign(t, claims()),
 		"signed by an algorithm": signed(t, jose.SigningKey{
 			Algorithm: jose.HS256, Key: jose.JSONWebKey{Key: pem, KeyID: "rsa"}}, claims()),
 		"no JWT that is signed": "eyJhbGciOiJub25lIn0." + half[1] + ".",
@@ -265,10 +265,10 @@ func TestFilesOfKeysThatCannotBe(t *testing.T) {
 
 func TestWhatOfSignedTokensCannotBeAsked(t *testing.T) {
 	for want, change := range map[string]func(*JWT){
-		"give both":  func(said *JWT) { said.Audience = "" },
-		"is none of": func(said *JWT) { said.Algorithms = []string{"HS256"} },
-		"not a role": func(said *JWT) { said.Roles = map[string][]Role{"x": {"boss"}} },
-		"not in 0..": func(said *JWT) { said.LeewayS = -1 },
+		"give both":     func(said *JWT) { said.Audience = "" },
+		"is not one of": func(said *JWT) { said.Algorithms = []string{"HS256"} },
+		"not a role":    func(said *JWT) { said.Roles = map[string][]Role{"x": {"boss"}} },
+		"not in 0..":    func(said *JWT) { said.LeewayS = -1 },
 	} {
 		said := usualJWT()
 		said.JWKSFile = "keys.json"

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Paths are those that callers sent, before any escape is read: an unusual spelling is for Admin, or for
-// Observe if it only asks.
+// Paths are compared as callers sent them, before escapes are decoded: an unusual spelling needs the role Admin,
+// or Observe if the request only reads.
 var (
 	healthPath  = regexp.MustCompile(`^/(?:v2/)?health/(?:live|ready)$|^/healthz?$|^` + modelPath + `/ready$`)
 	inferPath   = regexp.MustCompile(`^` + modelPath + `/(?:infer|generate|generate_stream)$|^/api/[^/]+$|^/v1/(?:chat/completions|completions|embeddings)$`)

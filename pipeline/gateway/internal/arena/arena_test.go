@@ -55,10 +55,10 @@ func TestTheServerIsToldWhenAllIsUnmappedAndNotBefore(t *testing.T) {
 	}
 	block.Data[0] = 1
 	if isTold() {
-		t.Error("it is told while a block is written to")
+		t.Error("the server is notified while a block is written")
 	}
 	if block.Release(); !isTold() {
-		t.Error("it is not told")
+		t.Error("the server is not notified")
 	}
 }
 

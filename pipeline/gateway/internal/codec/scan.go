@@ -8,16 +8,15 @@ import (
 	"pipeline/gateway/pipelinepb"
 )
 
-// MaxDepth of JSON is what the gateway reads itself: the door's parser has a limit too, and its
-// verdict counts.
+// MaxDepth is the depth of JSON that the gateway reads itself. The door's parser has its own limit, which
+// counts.
 const MaxDepth = 512
 
-// mostDigits of a number that has no exponent, and is a double for sure.
+// mostDigits of a number without an exponent certainly fit a double.
 const mostDigits = 308
 
-// IsOdd says whether JSON has something that protojson takes and the door's reader refuses: arrays
-// in arrays without end, and numbers that are no doubles, or no numbers: 1e. All of that can be in unknown
-// fields.
+// IsOdd says whether JSON has something that protojson accepts and the door's reader refuses: very deep
+// arrays, numbers that do not fit a double, and malformed numbers (1e). All of these may be in unknown fields.
 func IsOdd(text []byte) bool {
 	depth := 0
 	for at := 0; at < len(text); at++ {

@@ -58,11 +58,11 @@ func (b *Balancing) addFlags(flags *flag.FlagSet) {
 	flags.DurationVar(&b.HedgeAfter, "hedge-after", 0, "also ask another backend for a request that is marked Pipeline-Idempotent: 1 and is not answered for so long; 0: never")
 }
 
-// check returns what is wrong with options that are readable each.
+// check returns an error if options that are valid each do not fit together.
 func (b *Balancing) check() error {
 	switch {
 	case !slices.Contains(policies, b.Policy):
-		return fmt.Errorf("--policy %q is none of %s", b.Policy, strings.Join(policies, ", "))
+		return fmt.Errorf("--policy %q is not one of %s", b.Policy, strings.Join(policies, ", "))
 	case b.HealthInterval < 0 || b.HealthTimeout <= 0:
 		return errors.New("--health-interval must not be negative, and --health-timeout must be positive")
 	case b.Checks.Unhealthy < 1 || b.Checks.Healthy < 1:

@@ -32,7 +32,7 @@ func (l *originList) Set(text string) error {
 	said, err := url.Parse(text)
 	isOrigin := err == nil && (said.Scheme == "http" || said.Scheme == "https") && said.Host != "" && said.Scheme+"://"+said.Host == text
 	if text != anyOrigin && !isOrigin {
-		return fmt.Errorf("%q is no origin, such as https://app.example.com, and not *", text)
+		return fmt.Errorf("%q is not an origin, such as https://app.example.com, and not *", text)
 	}
 	*l = append(*l, strings.ToLower(text))
 	return nil

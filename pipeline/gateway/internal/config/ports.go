@@ -41,17 +41,17 @@ func (c *Config) checkPorts(isListenSet bool) error {
 	case c.Admin.Address != "" && c.Admin.FD != NoFD:
 		return errors.New("--admin-listen and --admin-listen-fd exclude each other: give one")
 	case c.HTTP.FD < NoFD:
-		return fmt.Errorf("--listen-fd %d is no descriptor", c.HTTP.FD)
+		return fmt.Errorf("--listen-fd %d is not a descriptor", c.HTTP.FD)
 	case c.GRPC.FD < NoFD:
-		return fmt.Errorf("--grpc-listen-fd %d is no descriptor", c.GRPC.FD)
+		return fmt.Errorf("--grpc-listen-fd %d is not a descriptor", c.GRPC.FD)
 	case c.Admin.FD < NoFD:
-		return fmt.Errorf("--admin-listen-fd %d is no descriptor", c.Admin.FD)
+		return fmt.Errorf("--admin-listen-fd %d is not a descriptor", c.Admin.FD)
 	case !c.HTTP.IsAsked() && !c.GRPC.IsAsked():
 		return errors.New("nothing to listen on: give --listen or --grpc-listen")
 	case c.OnePort && (c.GRPC.IsAsked() || !c.HTTP.IsAsked()):
 		return errors.New("--one-port: give --listen, and no --grpc-listen")
 	case takesGRPC && c.HasLinks() && c.hasOthers():
-		return errors.New("--grpc-listen, --one-port: gRPC is taken for link: backends, or for others, not for both")
+		return errors.New("--grpc-listen, --one-port: use gRPC for link: backends or for other backends, not for both")
 	}
 	return nil
 }

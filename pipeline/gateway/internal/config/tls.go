@@ -24,9 +24,8 @@ type backendTLSFiles struct {
 	serverName string // "": the backend's host
 }
 
-// LoadServerTLS returns how to serve TLS, nil for not at all. Its files are read again when they have
-// changed, at the
-// next connection; what cannot be read changes nothing, and is told to tell.
+// LoadServerTLS returns the TLS configuration of the server; nil: without TLS. Changed files are read again at
+// the next connection; a file that cannot be read changes nothing, and tell receives the error.
 func LoadServerTLS(files tlsFiles, tell func(error)) (*tls.Config, error) {
 	if files.Cert == "" {
 		return nil, nil

@@ -84,7 +84,7 @@ func TestCertificatesAreReadAgainWhenTheyChange(t *testing.T) {
 		t.Errorf("with a broken key: %s, %q", got, told)
 	}
 	if name(); len(told) != 1 {
-		t.Errorf("it is told again and again: %q", told)
+		t.Errorf("the error is reported again and again: %q", told)
 	}
 	issue(t, files, "a third one")
 	if got := name(); got != "a third one" {

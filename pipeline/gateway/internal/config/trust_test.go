@@ -45,6 +45,6 @@ func TestCallersMaySetWhatTheListSays(t *testing.T) {
 		}
 	}
 	if few.Add(nil, []string{"a b"}) == nil || few.Add([]string{"x"}, nil) == nil {
-		t.Error("they are no names")
+		t.Error("invalid names are accepted")
 	}
 }

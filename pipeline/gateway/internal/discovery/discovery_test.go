@@ -72,7 +72,7 @@ func put(t *testing.T, path, text string) {
 	}
 }
 
-// heard is what a list was told last.
+// heard keeps the last list of backends.
 type heard struct {
 	lock sync.Mutex
 	text string

@@ -9,17 +9,17 @@ import (
 	"pipeline/gateway/internal/deadline"
 )
 
-// What is known of the head of an answer from a backend's HTTP port: who sets it first is right.
+// States of the head of an answer from a backend's HTTP port; the first change from headAwaited counts.
 const (
 	headAwaited = iota
 	headCame
 	headLate // and not awaited any more
 )
 
-// timeToBegin returns the time that an answer from a backend's HTTP port has to begin, from when
-// the request is there. It may last longer: recordings and streams do.
+// timeToBegin returns the time until an answer from a backend's HTTP port must begin, counted from the
+// arrival of the request. The answer may last longer, as recordings and streams do.
 //
-// The standard deadline is for inference, which is posted: to the door, and in its other protocols.
+// The standard deadline is for inference, which uses POST in all of the door's protocols.
 func (x *exchange) timeToBegin() (limit time.Duration, isLimited bool) {
 	var standard deadline.Deadline
 	if x.request.Method == http.MethodPost {

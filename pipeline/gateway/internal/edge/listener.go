@@ -40,15 +40,15 @@ func Listen(flag string, socket config.Socket) (net.Listener, error) {
 	if socket.FD == config.NoFD {
 		listener, err := net.Listen("tcp", socket.Address)
 		if err != nil {
-			return nil, fmt.Errorf("--%s %s: %w: stop who uses the address, or choose another", flag, socket.Address, err)
+			return nil, fmt.Errorf("--%s %s: %w: stop the process that uses the address, or choose another address", flag, socket.Address, err)
 		}
 		return listener, nil
 	}
 	inherited := os.NewFile(uintptr(socket.FD), "listen-fd")
 	if inherited == nil {
-		return nil, fmt.Errorf("--%s-fd %d is no descriptor", flag, socket.FD)
+		return nil, fmt.Errorf("--%s-fd %d is not a descriptor", flag, socket.FD)
 	}
-	defer inherited.Close() // the listener has its own
+	defer inherited.Close() // the listener has its own copy
 	listener, err := net.FileListener(inherited)
 	if err != nil {
 		return nil, fmt.Errorf("--%s-fd %d: %w: pass a listening socket", flag, socket.FD, err)

@@ -12,17 +12,17 @@ import (
 	"pipeline/gateway/internal/failure"
 )
 
-// pace is the body of a request, which has to come in time: within the patience, plus the time that its
-// bytes take at the least rate; and no pause may be as long as the patience. So a large body may take hours,
-// but one that trickles in to occupy the server may not.
+// pace is the body of a request, with a limit on its time: the patience, plus the time of its bytes at the
+// minimum rate; and no pause may be as long as the patience. So a large body may take hours, but a body that
+// trickles in to occupy the server is refused.
 type pace struct {
 	io.ReadCloser
 	control  *http.ResponseController
 	cfg      *config.Config
 	started  time.Time
-	limit    time.Time // as it was set last
+	limit    time.Time // the last one that was set
 	received int64
-	exchange *exchange // whose caller may have a limit of bytes
+	exchange *exchange // its caller may have a limit of bytes
 
 	lock  sync.Mutex
 	isOff bool

@@ -21,9 +21,9 @@ func TestABodyHasAsMuchTimeAsItHasBrought(t *testing.T) {
 		{0, 59 * time.Second, time.Minute},
 		{1000, 50 * time.Second, 61 * time.Second},
 		{50_000, 50 * time.Second, 110 * time.Second}, // just fast enough
-		{1 << 30, time.Second, 61 * time.Second},      // what came fast is no leave to pause
+		{1 << 30, time.Second, 61 * time.Second},      // a fast beginning does not allow a pause
 		{1 << 30, time.Hour, time.Hour + time.Minute},
-		{1800_000, time.Hour, 1860 * time.Second}, // half of it: over long ago
+		{1800_000, time.Hour, 1860 * time.Second}, // at half of the rate the limit has passed
 	} {
 		p := &pace{cfg: cfg, started: started, received: each.received}
 		if got := p.limitAt(started.Add(each.after)).Sub(started); got != each.want {
@@ -32,7 +32,7 @@ func TestABodyHasAsMuchTimeAsItHasBrought(t *testing.T) {
 	}
 }
 
-// readDeadlines is a ResponseWriter that notes what it is told of the time to read.
+// readDeadlines is a ResponseWriter that records the read deadlines.
 type readDeadlines struct {
 	*httptest.ResponseRecorder
 	set chan time.Time

@@ -13,7 +13,7 @@ import (
 	"pipeline/gateway/internal/reserved"
 )
 
-// heard is what a server is told of a request, by names in lower case, on each way of this edge.
+// heard returns the headers that a server receives, by names in lower case, for each protocol of this edge.
 func heard(t *testing.T, header http.Header) map[string]map[string][]string {
 	t.Helper()
 	request := httptest.NewRequest(http.MethodPost, "/svc/prediction", http.NoBody)

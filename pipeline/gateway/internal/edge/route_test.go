@@ -67,7 +67,7 @@ func TestPathsAreRoutedAsTheDoorRoutesThem(t *testing.T) {
 			test.raw = test.target
 		}
 		if raw := rawTarget(request); raw != test.raw {
-			t.Errorf("%q: goes on as %q", test.target, raw)
+			t.Errorf("%q: is passed on as %q", test.target, raw)
 		}
 	}
 }
@@ -101,7 +101,7 @@ func FuzzRoute(f *testing.F) {
 		request := &http.Request{Method: http.MethodPost, URL: address, RequestURI: target, Host: "h"}
 		got, name, method := routeOf(request, true)
 		if rawTarget(request) == "" {
-			t.Fatalf("%q goes on as nothing", target)
+			t.Fatalf("%q is passed on as an empty target", target)
 		}
 		if got != routeInference && got != routeHealth {
 			return
@@ -113,7 +113,7 @@ func FuzzRoute(f *testing.F) {
 			t.Fatalf("%q became %q and %q", target, name, method)
 		}
 		if strings.Contains(name+method, "/") || name == "" || method == "" || name == "v2" || name == "api" || name == "v1" {
-			t.Fatalf("%q: %q and %q are no service and method", target, name, method)
+			t.Fatalf("%q: %q and %q are not a service and a method", target, name, method)
 		}
 	})
 }

@@ -182,7 +182,7 @@ func TestNobodyIsForgottenAndNothingIsHeldForLong(t *testing.T) {
 				for ticket := range waiting {
 					wasWaiting := told[ticket.number] == 0
 					if q.GiveUp(ticket) != wasWaiting {
-						t.Fatal("who gives up was told, or was not")
+						t.Fatal("GiveUp disagrees with the ticket's state")
 					}
 					told[ticket.number]++
 					delete(waiting, ticket)
@@ -207,8 +207,8 @@ func TestNobodyIsForgottenAndNothingIsHeldForLong(t *testing.T) {
 			t.Fatalf("%d wait, %d callers are kept", q.waiting, len(q.callers))
 		}
 		for number, count := range told {
-			if count != 1 && !(count == 2) { // in or refused, and then given up in vain
-				t.Fatalf("%d was told %d times", number, count)
+			if count != 1 && !(count == 2) { // admitted or refused, and then given up without effect
+				t.Fatalf("%d was answered %d times", number, count)
 			}
 		}
 	}

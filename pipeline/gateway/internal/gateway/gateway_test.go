@@ -167,7 +167,7 @@ func TestTheBackendIsToldTheDeadlineAndGivenTheSlack(t *testing.T) {
 		}
 		got := <-asked
 		if got.text != test.text || got.is != (test.most > 0) || (got.is && (got.left < test.least || got.left > test.most)) {
-			t.Errorf("%q: the backend was told %+v", test.header, got)
+			t.Errorf("%q: the backend received %+v", test.header, got)
 		}
 	}
 }

@@ -190,7 +190,7 @@ func (r *running) post(t *testing.T, body string, header ...string) reply {
 	return r.ask(t, http.MethodPost, "/svc/prediction", body, header...)
 }
 
-// raw sends bytes and returns all that comes back until the gateway hangs up.
+// raw sends bytes and returns the answer until the gateway closes the connection.
 func (r *running) raw(t *testing.T, sent string) string {
 	t.Helper()
 	conn, err := net.Dial("tcp", r.address)

@@ -153,7 +153,7 @@ func TestTheReadyWordIsSaidOnceABackendServes(t *testing.T) {
 func TestWithoutAParentNothingIsSaidOnStdin(t *testing.T) {
 	c := startChild(t, "--backend", gatewaytest.StartDouble(t, gatewaytest.Echo, gatewaytest.DoubleOptions{}).Address)
 	gatewaytest.WaitUntil(t, "a backend serves", func() bool { return strings.Contains(c.log.String(), " serves") })
-	_ = c.line.Close() // a stdin that ends is nobody's word either
+	_ = c.line.Close() // without --parent the end of stdin has no effect
 	c.signal <- syscall.SIGINT
 	if err := c.waitUntilEnded(t); err != nil {
 		t.Error(err)
@@ -374,6 +374,6 @@ func TestCallersOfGRPCWaitForAServerThatStarts(t *testing.T) {
 	}()
 	gatewaytest.StartLinkServer(t, path).Peer(t, 0)
 	if code := gatewaytest.Soon(t, "an answer", ended); code != codes.Unimplemented {
-		t.Errorf("%v: somebody was told that nobody is there", code)
+		t.Errorf("%v: a waiting caller got the error that there is no backend", code)
 	}
 }

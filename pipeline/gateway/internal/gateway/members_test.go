@@ -107,7 +107,7 @@ func TestTheGraceIsTheEndOfWhatABackendOutOfTheListHas(t *testing.T) {
 	g.setTo(t)
 	gatewaytest.Soon(t, "an answer", answered).isRefusal(t, 503, 3001, "")
 	if _, err := stream.Body.Read(make([]byte, 1)); err == nil {
-		t.Error("the stream goes on")
+		t.Error("the stream continues")
 	}
 	g.post(t, gatewaytest.Pair).isRefusal(t, 503, 3001, "the list of them is empty")
 	gatewaytest.WantIn(t, g.log.String(), "is let go after 1ms: 2 requests and 0 sequences are broken off")

@@ -235,7 +235,7 @@ func TestAConnectionThatADoorWillNotHearAnyMoreIsClosed(t *testing.T) {
 	}
 	got := g.raw(t, "GET /v2 HTTP/1.1\r\nHost: h\r\n\r\nGET /v2 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
 	if strings.Count(got, "HTTP/1.1 200 OK") != 2 {
-		t.Errorf("a backend that stops is no reason to hang up on a caller: %q", got)
+		t.Errorf("the gateway closes its caller's connection because a backend stops: %q", got)
 	}
 }
 

@@ -108,7 +108,7 @@ func WaitUntil(t *testing.T, what string, isMet func() bool) {
 	t.Helper()
 	for end := time.Now().Add(Patience); !isMet(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited in vain: %s", what)
+			t.Fatalf("timed out waiting for: %s", what)
 		}
 	}
 }
@@ -138,8 +138,8 @@ func Soon[T any](t *testing.T, what string, from <-chan T) T {
 	case got := <-from:
 		return got
 	case <-time.After(Patience):
-		t.Fatalf("waited in vain: %s", what)
-		panic("Fatalf returns to nobody")
+		t.Fatalf("timed out waiting for: %s", what)
+		panic("unreachable")
 	}
 }
 

@@ -311,7 +311,7 @@ func (p *LinkPeer) serveBadly() {
 		case 4:
 			p.Answer(got.ID, ResponseOf(strings.Repeat("x", StormBudget)))
 		case 5:
-			p.Answer(0, ResponseOf("nobody's"))
+			p.Answer(0, ResponseOf("of no request"))
 			p.Answer(got.ID, ResponseOf(strings.Repeat("x", 1<<20)))
 			p.Answer(got.ID, ResponseOf("again"))
 		case 6:

@@ -48,7 +48,7 @@ func greeting() frame.Greeting {
 	}
 }
 
-// start runs an edge; change is given what it may be told otherwise.
+// start runs an edge; change may change its configuration.
 func start(t *testing.T, said frame.Greeting, change func(*Config, *fixed)) *bench {
 	t.Helper()
 	b := &bench{server: gatewaytest.StartLinkServer(t, ""), codes: make(chan codes.Code, 1024)}

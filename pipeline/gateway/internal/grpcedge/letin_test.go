@@ -52,7 +52,7 @@ func TestACallNeedsACallerWhoMay(t *testing.T) {
 		}
 	}
 	if len(names) != 1 || names[0] != "root" {
-		t.Errorf("the server was told %q", names)
+		t.Errorf("the server received %q", names)
 	}
 	b.peer.AnswerBytes(asked.ID, []byte("well"))
 	(<-ended).wants(t, codes.OK, "")

@@ -151,7 +151,7 @@ func (b *budget) Need(bytes int64) error {
 	return nil
 }
 
-// What goes wrong ----------------------------------------------------------------------------
+// Faults -------------------------------------------------------------------------------------
 
 func TestWhatTheServerDropsIsRepeatedOrNot(t *testing.T) {
 	client, peer := startPair(t)
@@ -277,7 +277,7 @@ func TestALinkKnowsHowTheServerIs(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	peer.State(true)
-	peer.State(true) // which is no news
+	peer.State(true) // the same state again is not reported
 	if got := gatewaytest.Soon(t, "a report", client.reports); got.Phase != Serving {
 		t.Errorf("got %+v", got)
 	}

@@ -24,7 +24,7 @@ func newTestCall(text string) *call {
 	return &call{wake: make(chan struct{}, 1), message: []byte(text), hasMessage: true, endsSending: true}
 }
 
-// framesOf are those that a batch has.
+// framesOf returns the frames of a batch.
 func framesOf(t *testing.T, batch []byte) (found []frame.Frame) {
 	t.Helper()
 	for source := bufio.NewReader(bytes.NewReader(batch)); ; {

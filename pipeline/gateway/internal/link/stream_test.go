@@ -39,7 +39,7 @@ func TestAStreamHasMessagesBothWays(t *testing.T) {
 		t.Errorf("%v, %+v", err, stream.End())
 	}
 	if stream.Send(nil) != io.EOF || stream.CloseSend() != io.EOF {
-		t.Error("it goes on")
+		t.Error("a stream that has ended accepts messages")
 	}
 }
 

@@ -11,24 +11,24 @@ import (
 )
 
 const (
-	lateness = 500 * time.Microsecond // of timers of the thread with which Go's runtime looks after itself
-	usual    = 50 * time.Microsecond  // of others, as Linux has it
+	lateness = 500 * time.Microsecond // of timers of the monitor thread of Go's runtime (sysmon)
+	usual    = 50 * time.Microsecond  // of other threads, Linux's default
 	begunKey = "PIPELINE_GATEWAY_BEGUN"
 	procsKey = "GOMAXPROCS"
 )
 
-// LookRarely has Go's runtime look after itself less often than every 20 us, which it does as long as anything goes
-// on. Its thread has the lateness of timers of the one that makes it, before any code of ours: so the program begins
-// anew, with its first thread late and, for few others to be made by that, with one processor; then these are as
-// usual again. Where the system does not allow it all goes on as it is. It is to be called first of all.
+// LookRarely has the monitor thread of Go's runtime wake less often than every 20 us, its period in a busy program.
+// That thread inherits the timer slack of the thread that creates it, before our code runs. So the program starts
+// itself again, with slack on its first thread and with one processor, which keeps other threads from inheriting it;
+// then both settings return to normal. If the system does not allow it, nothing changes. Call it first in main.
 func LookRarely() {
 	if os.Getenv(begunKey) != "" {
 		beUsual()
-		_, _ = os.Unsetenv(begunKey), os.Unsetenv(procsKey) // of names that are right it cannot fail
+		_, _ = os.Unsetenv(begunKey), os.Unsetenv(procsKey) // cannot fail for valid names
 		return
 	}
 	if os.Getenv(procsKey) != "" {
-		return // somebody knows better
+		return // the user has set it
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -40,7 +40,7 @@ func LookRarely() {
 	beLate(usual)
 }
 
-// beUsual has the timers of all threads that run our code be as usual.
+// beUsual gives the timers of all threads that run our code their usual slack.
 func beUsual() {
 	beLate(usual)
 	runtime.LockOSThread() // which has Go make the thread that makes others later on: as this one is by now

@@ -19,8 +19,8 @@ const (
 	secret   = "a secret"
 )
 
-// TestMain is the program that is begun anew, where it is told so: it says what it has been told, and how late its
-// threads may be.
+// TestMain is also the program that starts itself again, if playsKey is set: it prints its arguments, and the timer
+// slack of its threads.
 func TestMain(m *testing.M) {
 	if os.Getenv(playsKey) == "" {
 		os.Exit(m.Run())
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	runtime.GOMAXPROCS(4)
 	late := make(chan string)
 	for range 2 {
-		go func() { // on another thread than that of the other one, which is not the first one either
+		go func() { // each on a thread of its own, not the first one
 			runtime.LockOSThread()
 			slack, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
 			late <- fmt.Sprint(slack, err)
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	fmt.Println(mostPatient())
 }
 
-// mostPatient returns how late timers may be of the thread where they may be latest, or that it is a secret.
+// mostPatient returns the largest timer slack of a thread, or that it cannot be read.
 func mostPatient() string {
 	most := 0
 	threads, _ := filepath.Glob("/proc/self/task/*")

@@ -98,7 +98,7 @@ func TestWhatIsWrongEverywhereIsNotRepeated(t *testing.T) {
 	})
 }
 
-// slow answers after a while, or when it is cancelled.
+// slow answers after wait, or when it is cancelled.
 func slow(wait time.Duration, left chan<- error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
@@ -124,7 +124,7 @@ func TestASafeRequestThatTakesLongGoesToAnotherToo(t *testing.T) {
 			t.Errorf("%v by %s", took, call.Asked)
 		}
 		if len(left) != 1 {
-			t.Error("the other attempt goes on")
+			t.Error("the other attempt continues")
 		}
 		wantCounts(t, "each", all, 1, 1)
 		if _, err := p.Unary(context.Background(), &Call{}); err != nil {

@@ -217,8 +217,8 @@ func (c *candidates) add(each *Backend) {
 	}
 }
 
-// AwaitKnown waits until something is known of every backend. Callers who come before, such as those
-// who queue at the socket of a gateway that is started anew, would get the answer that there is no backend.
+// AwaitKnown waits until the state of every backend is known. Earlier callers, for example in the queue at the
+// socket of a restarted gateway, would get the answer that there is no backend.
 func (p *Pool) AwaitKnown(limit time.Duration) {
 	select {
 	case <-p.Known:
@@ -226,7 +226,7 @@ func (p *Pool) AwaitKnown(limit time.Duration) {
 	}
 }
 
-// IsReady says whether any backend serves.
+// IsReady says whether a backend serves.
 func (p *Pool) IsReady() bool { return p.Candidates.Load().IsReady }
 
 // Unary asks one backend, and another one only if that is safe: see Ask. Its error is a *failure.Error, or

@@ -14,7 +14,7 @@ from pipeline.data import NO_INFO, ChannelData, RequestInfo
 from pipeline.engine.convoy import MemberLostError, MemberOutcomes
 from pipeline.engine.request import RequestTarget, UnarySink
 from pipeline.errors import ClosedError, InputError, OverloadedError, WorkerDiedError
-from pipeline.frontends.v2.convoys import Muster, Mustered, can_muster
+from pipeline.frontends.v2.convoys import ConvoyCollector, ConvoyRequest, can_stack
 from pipeline.proto.slices import SHORT_BYTES
 
 
@@ -78,7 +78,7 @@ class World:
         self.engine = Engine(rows)
         self.successor = None
         self.written = None
-        self.muster = Muster(
+        self.collector = ConvoyCollector(
             self.engine,
             samples,
             routed,
@@ -92,8 +92,8 @@ class World:
         found = []
         for value in values:
             array = value if isinstance(value, np.ndarray) else np.array([[value]], np.float32)
-            found.append(Mustered(Sink(), {"x": array}, len(array), info))
-            self.muster.add(found[-1])
+            found.append(ConvoyRequest(Sink(), {"x": array}, len(array), info))
+            self.collector.add(found[-1])
         return found
 
     def begun(self):
@@ -149,17 +149,17 @@ async def test_what_is_too_much_goes_in_several():
 async def test_it_is_open_while_the_model_is_busy_and_has_room():
     world = World()
     world.engine.convoys.is_idle = True
-    assert not world.muster.is_open
+    assert not world.collector.is_open
     world.add(1)
-    assert world.muster.is_open
+    assert world.collector.is_open
     world.engine.convoys.room = 1
     world.add(2, 3)
     await asyncio.sleep(0)
     assert world.begun() == [[1], [2], [3]]  # none of them before another one
     world.engine.convoys.is_idle = False
-    assert not world.muster.is_open
+    assert not world.collector.is_open
     world.engine.convoys.room = 2
-    assert world.muster.is_open
+    assert world.collector.is_open
 
 
 @virtual
@@ -169,7 +169,7 @@ async def test_who_comes_to_an_idle_model_waits_only_if_several_have_come_before
     for requests, is_open in ((1, False), (2, True), (1, False)):
         world.add(*range(requests))
         await asyncio.sleep(0)
-        assert world.muster.is_open == is_open
+        assert world.collector.is_open == is_open
 
 
 @virtual
@@ -314,7 +314,7 @@ async def test_nothing_of_it_is_left_to_the_garbage_collector():
 
 
 def test_arrays_of_texts_and_single_numbers_are_not_put_together():
-    assert can_muster({"x": np.zeros((1, 2))})
-    assert not can_muster({})
-    assert not can_muster({"x": np.zeros(())})
-    assert not can_muster({"x": np.array([[b"a"]], object)})
+    assert can_stack({"x": np.zeros((1, 2))})
+    assert not can_stack({})
+    assert not can_stack({"x": np.zeros(())})
+    assert not can_stack({"x": np.array([[b"a"]], object)})
