@@ -37,7 +37,7 @@ Headers = Callable[[], Iterable[tuple[str | bytes, str | bytes]]]
 
 
 class CallerInfo(NamedTuple):
-    """What a caller sends beside a request.
+    """Data that a caller sends beside a request.
 
     Args:
         timeout_s: the caller's deadline, from now; if the server has a deadline, the request's
