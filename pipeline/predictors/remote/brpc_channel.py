@@ -267,8 +267,8 @@ class BrpcChannel:
     def _refuse_late(
         self, servers: _Servers, index: int, time_s: float, reasons: Sequence[str]
     ) -> NoReturn:
-        with servers.lock:
-            hangs = servers.policy.timed_out(index)
+        with servers.lock:  # a call that had no time from its start says nothing about the server
+            hangs = time_s > 0 and servers.policy.timed_out(index)
         if hangs:  # its host may be down: the open connections are useless
             servers.pools[index].retire_all()
             self._log_left_out(index, "several calls in a row got no answer")

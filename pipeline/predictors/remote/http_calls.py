@@ -184,7 +184,7 @@ class UpstreamCall:
             self._connection.receive(self.reader, waiting)
         except ConnectionLostError as error:
             self._calls.refuse(self.index, f"the answer was cut off: {error}")
-        except OutOfTimeError:
+        except OutOfTimeError:  # the server began its answer: it is slow, but does not hang
             raise self._calls.too_late(self.index) from None
 
     def finish(self) -> None:
@@ -245,10 +245,14 @@ class HttpCalls:
         """
         tries = 0
         while True:
+            waiting.check()
             index = self._pick()
+            if waiting.ends <= time.monotonic():  # the server is not asked: this is not its fault
+                raise self.too_late(index)
             try:
                 return self._once(index, path, head, body, waiting)
             except OutOfTimeError:
+                self._note_silence(index)
                 raise self.too_late(index) from None
             except _NotNowError as error:
                 if error.is_free:
@@ -265,7 +269,8 @@ class HttpCalls:
                     raise PredictorUnavailableError(
                         f"[{self._name}] {self._targets[index]}: {error}"
                     ) from None
-                waiting.pause(pause_s)
+                with contextlib.suppress(OutOfTimeError):  # the next round raises it
+                    waiting.pause(pause_s)
 
     def refuse(self, index: int, why: object) -> NoReturn:
         """Raise PredictorError: an answer came, but not one that can be used."""
@@ -301,7 +306,6 @@ class HttpCalls:
         self, index: int, path: str, head: bytes, body: bytes, waiting: Waiting
     ) -> UpstreamCall:
         target, pool = self._targets[index], self.pools[index]
-        waiting.left_s()
         try:
             connection = pool.take(waiting.ends)
         except CannotConnectError as error:
@@ -335,9 +339,20 @@ class HttpCalls:
     def _failed(self, index: int, why: str) -> NoReturn:
         with self._lock:
             was_well = self._policy.failed(index)
-        if was_well and len(self.pools) > 1:
-            _LOGGER.warning("[%s] %s is left out: %s", self._name, self._targets[index], why)
+        if was_well:
+            self._log_left_out(index, why)
         raise _NotNowError(why)
+
+    def _note_silence(self, index: int) -> None:
+        with self._lock:
+            hangs = self._policy.timed_out(index)
+        if hangs:  # its host may be down: the open connections are useless
+            self.pools[index].retire_all()
+            self._log_left_out(index, "several calls in a row got no answer")
+
+    def _log_left_out(self, index: int, why: str) -> None:
+        if len(self.pools) > 1:
+            _LOGGER.warning("[%s] %s is left out: %s", self._name, self._targets[index], why)
 
     def _refuse_status(self, index: int, call: UpstreamCall, waiting: Waiting) -> NoReturn:
         status = call.reader.status

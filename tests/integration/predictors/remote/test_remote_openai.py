@@ -35,7 +35,7 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
-from pipeline.predictors.remote import http_calls
+from pipeline.predictors.remote import http_calls, pool
 from pipeline.predictors.remote.base import RemoteModel, connect_remote_predictor
 from pipeline.predictors.remote.openai import OpenAIPredictor
 
@@ -365,6 +365,49 @@ def test_a_server_that_is_down_is_left_out(caplog):
         with asking(dead, server.url) as predictor:
             assert [predictor.predict(ASK)["text"] for _ in range(3)] == ["hello"] * 3
     assert caplog.text.count("is left out") == 1
+
+
+@pytest.fixture
+def without_return(monkeypatch):
+    """A server that is left out stays so: its port may be open although it does not answer."""
+    monkeypatch.setattr(pool, "FIRST_BACKOFF_S", 1e6)
+    monkeypatch.setattr(pool, "MAX_BACKOFF_S", 1e6)
+
+
+@pytest.mark.usefixtures("without_return")
+def test_a_server_that_hangs_is_left_out(caplog):
+    caplog.set_level(logging.WARNING)
+    never = threading.Event()
+
+    def hangs(handler: Any, asked: Any) -> None:
+        never.wait()
+
+    with (
+        upstream(says(chat("first")), hangs) as hung,
+        upstream(says(chat("hello"))) as server,
+        asking(hung.url, server.url) as predictor,
+    ):
+        assert [predictor.predict(ASK)["text"] for _ in range(2)] == ["first", "hello"]
+        for _ in range(pool.MAX_TIMEOUTS):
+            with pytest.raises(DeadlineError, match=str(hung.server_address[1])):
+                predictor.predict(ASK, deadline_s=0.05)
+            assert predictor.predict(ASK)["text"] == "hello"
+        assert [predictor.predict(ASK, deadline_s=30)["text"] for _ in range(3)] == ["hello"] * 3
+        never.set()
+    assert caplog.text.count("is left out: several calls in a row got no answer") == 1
+
+
+@pytest.mark.usefixtures("without_return")
+def test_a_call_without_time_is_no_fault_of_the_server(caplog):
+    caplog.set_level(logging.WARNING)
+    with upstream(says(chat("one"))) as one, upstream(says(chat("two"))) as two:
+        with asking(one.url, two.url) as predictor:
+            for _ in range(2 * pool.MAX_TIMEOUTS):
+                with pytest.raises(DeadlineError):
+                    predictor.predict(ASK, deadline_s=0)
+            assert [predictor.predict(ASK)["text"] for _ in range(2)] == ["one", "two"]
+        assert len(one.asked) == len(two.asked) == 1
+    assert "is left out" not in caplog.text
 
 
 def test_https(monkeypatch, tmp_path):
