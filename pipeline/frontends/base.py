@@ -24,7 +24,7 @@ from pipeline.observe.snapshot import AskAll
 if TYPE_CHECKING:  # where they are made, this module is imported
     from pipeline.frontends.api.openapi import Described
     from pipeline.frontends.grpc.server import GrpcService
-    from pipeline.frontends.http.routes import LaneService, Routes
+    from pipeline.frontends.http.routes import ErrorForm, LaneService, Routes
     from pipeline.frontends.v2.control import RepositoryControl
     from pipeline.observe.traces.traces import RequestTraces
 
@@ -69,9 +69,10 @@ class FrontendContext:
     read and written by `offload`. `is_shared`: other processes listen there too; this one is
     `replica`. With `sockets` there is an ingress, which has the ports that `taken` names and asks
     frontends on Unix sockets in this folder. A frontend may add `routes` to the HTTP port, `lanes`
-    for those of its paths that are to be quick, what is `described` of them in /openapi.json, and
-    `services` to the gRPC port. Requests by v2 are traced in files as `traces` says; their code
-    counts in `metrics`. Large bodies are received in `memory`.
+    for those of its paths that are to be quick, what is `described` of them in /openapi.json,
+    `error_forms` by the path above theirs, and `services` to the gRPC port. Requests by v2 are
+    traced in files as `traces` says; their code counts in `metrics`. Large bodies are received in
+    `memory`.
     """
 
     name: str | None
@@ -88,6 +89,7 @@ class FrontendContext:
     services: list[GrpcService] = field(default_factory=list)
     lanes: list[LaneService] = field(default_factory=list)
     described: list[Described] = field(default_factory=list)
+    error_forms: dict[str, ErrorForm] = field(default_factory=dict)
     control: RepositoryControl | None = None
     traces: RequestTraces | None = None
     metrics: CustomMetrics | None = None

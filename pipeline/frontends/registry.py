@@ -16,6 +16,7 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.errors import ConfigError
 from pipeline.frontends.access_log import access_log
 from pipeline.frontends.api.describing import Description
+from pipeline.frontends.api.errors import reply_to
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.api.routes import ApiRoutes
 from pipeline.frontends.base import Frontend, FrontendContext
@@ -117,6 +118,8 @@ def api(context: FrontendContext, options: None) -> None:
     pipelines = Pipelines(context.models, context.forwarding, config.sends_traces)
     paths = Description(context.name, pipelines, context.described).paths()
     routes = ApiRoutes(pipelines, context.offload, config.limits, paths)
+    for path in ("/api", *paths):
+        context.error_forms[path.replace("\\", "")] = reply_to
     context.routes.append(routes)
     context.lanes.append(routes)
 
@@ -259,6 +262,7 @@ def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
         lanes=context.lanes,
         access=access,
         memory=context.memory,
+        error_forms=context.error_forms,
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import email.utils
+import math
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import httptools
@@ -27,6 +30,19 @@ def header_line(name: str, value: str) -> bytes:
             "than Latin-1's"
         )
     return f"{name}: {value}\r\n".encode("latin-1")
+
+
+def retry_after_s(text: str) -> float | None:
+    """Return the seconds that a Retry-After asks for, as a number or a date; None: it is wrong."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            at = email.utils.parsedate_to_datetime(text)
+        except (ValueError, TypeError):
+            return None
+        seconds = (at.astimezone(UTC) - datetime.now(UTC)).total_seconds()
+    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 class HttpReader:

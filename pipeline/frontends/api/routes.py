@@ -39,7 +39,7 @@ from pipeline.frontends.api.pipelines import (
 )
 from pipeline.frontends.api.sockets import Talk
 from pipeline.frontends.http.bodies import is_json
-from pipeline.frontends.http.paths import Answer, Paths, begun
+from pipeline.frontends.http.paths import Answer, Paths
 from pipeline.frontends.http.routes import (
     Body,
     Endpoint,
@@ -50,6 +50,7 @@ from pipeline.frontends.http.routes import (
     WebResponse,
     WebStream,
     WebUpgrade,
+    shown,
     whole,
 )
 from pipeline.frontends.http.streams import StreamedAnswer, stream_form
@@ -87,7 +88,6 @@ class ApiRoutes:
             "/api",
             {_PATH: ("POST", self._infer), f"{_PATH}/ws": ("GET", self._talk), **(more or {})},
             self._refuse_path,
-            reply_to,
         )
         self._posted = re.compile(_PATH)
 
@@ -174,8 +174,8 @@ class ApiEndpoint:
                 return written(payload_of(answer, failure))
             if (media := large_media(answer)) is not None:
                 return media
-        except PipelineError as error:
-            return reply_to(error)
+        except Exception as error:
+            return reply_to(shown(error))
         return self._beside(answer)
 
     async def _beside(self, answer: Any) -> WebResponse:
@@ -183,8 +183,8 @@ class ApiEndpoint:
         write = partial(written_large, answer, self._api.limits)
         try:
             reply, _ = await self._api.offload.run(write, self.left_s)
-        except PipelineError as error:
-            return reply_to(error)
+        except Exception as error:
+            return reply_to(shown(error))
         return await whole(reply)
 
     async def answer(self, request: WebRequest) -> WebResponse | WebStream:
@@ -204,7 +204,7 @@ class ApiEndpoint:
             return await whole(self.reply(answer, future.failure), future.head)
         parts = StreamedAnswer(form, self.part, quick_object, _HEARTBEAT_S, error_body)
         parts.begin(served.engine.begin, raw, left_s, target)
-        return await begun(parts.stream())  # the first part is awaited, to tell its status
+        return parts.stream()
 
     def _stays(self, body: Body) -> bool:
         """Return whether a body that is one value, or has files, is passed on where it lies."""

@@ -246,9 +246,22 @@ def error_body(error: PipelineError) -> bytes:
     return jsonpb.response_to_json(pack_error(ChannelData(-1, error=error)))
 
 
+ErrorForm = Callable[[PipelineError | HttpError], WebResponse]
+"""Makes the answer to a request that ended in an error, as an API has it."""
+
+
+def shown(error: Exception, what: str = "a request") -> PipelineError | HttpError:
+    """Return the error that a caller receives: the same, but one that is a bug is only logged."""
+    return error if isinstance(error, PipelineError | HttpError) else _bug(error, what)
+
+
+def _bug(error: Exception, what: str) -> HttpError:
+    _LOGGER.exception("%s failed", what, exc_info=error)
+    return HttpError(500, UserCodeError("internal error of the server"))
+
+
 def failed_reply(error: Exception, what: str = "a request") -> WebResponse:
     """Return the answer to a request that ended in an error; an unexpected error is logged."""
-    if isinstance(error, HttpError):
-        return WebResponse(error.status, error_body(error.error), headers=error.headers)
-    _LOGGER.exception("%s failed", what, exc_info=error)
-    return WebResponse(500, error_body(UserCodeError("internal error of the server")))
+    if not isinstance(error, HttpError):
+        error = _bug(error, what)
+    return WebResponse(error.status, error_body(error.error), headers=error.headers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from pipeline.engine.offload import Offload
@@ -26,6 +26,7 @@ from pipeline.frontends.http.listener import HttpListener
 from pipeline.frontends.http.pairs import Pairs
 from pipeline.frontends.http.routes import (
     Body,
+    ErrorForm,
     HttpError,
     LaneService,
     Routes,
@@ -35,9 +36,9 @@ from pipeline.frontends.http.routes import (
     WebResponse,
     WebStream,
     WebUpgrade,
-    error_body,
     failed_reply,
     not_allowed,
+    shown,
     timeout_in,
 )
 from pipeline.frontends.listen import bind, port_of
@@ -69,6 +70,7 @@ class HttpFrontend:
         lanes: of paths of others that have one.
         access: the log of requests; None: there is none.
         memory: where large bodies are received.
+        error_forms: the answers to requests that ended in an error, by the path above theirs.
 
     Attributes:
         heads: the ones whose requests need no task.
@@ -95,6 +97,7 @@ class HttpFrontend:
         lanes: Sequence[LaneService] = (),
         access: AccessLog | None = None,
         memory: MemoryDomain = LOCAL,
+        error_forms: Mapping[str, ErrorForm] | None = None,
     ) -> None:
         self.port: int = port
         self._hosts = hosts or Hosts()
@@ -111,6 +114,7 @@ class HttpFrontend:
             pairs = Pairs(begin, wire, self._json_limit, takes_trace, forwarding)
             routes, lanes = [pairs, *routes], [pairs, *lanes]
         self._routes = routes
+        self._error_forms = sorted((error_forms or {}).items(), reverse=True)  # the longest first
         self._has_health = bool(lanes)
         most = min(self._json_limit.size, SHORT_BYTES)
         known = lanes if self.pipeline_has_lane else ()
@@ -165,10 +169,11 @@ class HttpFrontend:
             if exchange.connection.has_left:  # there is nobody to answer
                 return
             exchange.keeps_alive = False  # there is no more time for it
-            reply = WebResponse(503, error_body(ClosedError("the server has stopped")))
+            stopped = HttpError(503, ClosedError("the server has stopped"))
+            reply = self._failed(exchange, stopped)
         # also a bug in this library or in a test double: that caller receives it
         except Exception as error:
-            reply = failed_reply(error, f"{exchange.method} {exchange.path}")
+            reply = self._failed(exchange, error)
         finally:
             exchange.task = None
         try:
@@ -178,6 +183,14 @@ class HttpFrontend:
         except Exception as error:  # a bug in this library
             _LOGGER.exception("%s %s failed", exchange.method, exchange.path, exc_info=error)
         exchange.connection.hang_up()  # its caller sees that there is no whole answer
+
+    def _failed(self, exchange: Exchange, error: Exception) -> WebResponse:
+        """Return the answer to a request that ended in an error, in the form of its API."""
+        path, what = exchange.path, f"{exchange.method} {exchange.path}"
+        for above, form in self._error_forms:
+            if path == above or path.startswith(f"{above}/"):
+                return form(shown(error, what))
+        return failed_reply(error, what)
 
     async def _reply(self, exchange: Exchange) -> WebReply:
         """Return the answer to a request."""

@@ -11,13 +11,13 @@ from pipeline.engine.request import RequestHandle, ResponseSink, UnarySink
 from pipeline.engine.streams.combine import StreamLimits, size_of
 from pipeline.errors import PipelineError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
-from pipeline.frontends.http.paths import begun
 from pipeline.frontends.http.routes import (
     HandOverError,
     LaneReply,
     WebRequest,
     WebResponse,
     WebStream,
+    shown,
     with_head,
 )
 from pipeline.frontends.openai.call import TimedCall, all_of
@@ -100,23 +100,23 @@ class CompletionEndpoint:
             sink, answer = ended
             if is_short_answer(answer):
                 return bytes(sink.body(answer, failure))
-        except PipelineError as error:
-            return self._form.reply_to(error)
+        except Exception as error:
+            return self._form.reply_to(shown(error))
         return self._written_in_thread(partial(sink.body, answer, failure))
 
     async def _written_in_thread(self, write: Any) -> WebResponse:
         """Have a large answer written beside the event loop."""
         try:
             return WebResponse(body=(await self._offload.run(write, self._left_s))[0])
-        except PipelineError as error:
-            return self._form.reply_to(error)
+        except Exception as error:
+            return self._form.reply_to(shown(error))
 
     async def answer(self, parsed: ParsedRequest, left_s: float | None) -> WebResponse | WebStream:
         """Answer with any number of texts, at once or in parts. Raises PipelineError."""
         writer, requests, by_parts = self._requests(parsed)
         call = TimedCall(parsed.served.engine.begin, self._offload, left_s)
         if parsed.questions.is_stream:
-            return await begun(ChoiceStream(requests, call, writer).stream())
+            return ChoiceStream(requests, call, writer).stream()
 
         async def whole(request: ChoiceRequest) -> Delta:
             if by_parts:

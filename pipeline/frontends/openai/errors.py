@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -19,9 +20,10 @@ from pipeline.errors import (
     utf8_text,
 )
 from pipeline.frontends.api.errors import error_name, headers_of
-from pipeline.frontends.http.routes import HttpError, WebResponse
+from pipeline.frontends.http.routes import Header, HttpError, WebResponse
+from pipeline.proto.http import retry_after_s
 
-_LONGEST_RETRY_S = 60  # the official clients do not wait at all for a longer `retry-after`
+_LONGEST_RETRY_S = 60  # beyond 120 s openai-python ignores it; openai npm waits for any time
 _PATH = re.compile(r"([A-Za-z_][A-Za-z0-9_.\[\]]*): (?:expected|found) ")
 
 
@@ -65,13 +67,22 @@ def text_at(where: str, value: Any) -> str:
 def reply_to(error: PipelineError | HttpError) -> WebResponse:
     """Return the answer to a request that ended in an error."""
     if isinstance(error, HttpError):
-        body = error_body(error.error, error.status)
-        return WebResponse(error.status, body, headers=error.headers)
-    headers = headers_of(error)
-    if isinstance(error, OverloadedError) and error.head is None:
-        after_s = min(max(error.retry_after_s, 1), _LONGEST_RETRY_S)
-        headers = ((b"retry-after", b"%d" % after_s),)
+        body, headers = error_body(error.error, error.status), _bounded(error.headers)
+        return WebResponse(error.status, body, headers=headers)
+    headers = _bounded(headers_of(error))
     return WebResponse(status_of(error), error_body(error), headers=headers)
+
+
+def _bounded(headers: Iterable[Header]) -> tuple[Header, ...]:
+    """Return headers with a Retry-After that OpenAI's clients obey: whole seconds, a few."""
+    bounded = []
+    for name, value in headers:
+        if name == b"retry-after":
+            if (after_s := retry_after_s(value.decode("latin-1"))) is None:
+                continue
+            value = b"%d" % min(max(math.ceil(after_s), 1), _LONGEST_RETRY_S)
+        bounded.append((name, value))
+    return tuple(bounded)
 
 
 def status_of(error: PipelineError) -> int:

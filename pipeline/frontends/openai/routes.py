@@ -12,7 +12,7 @@ import orjson
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.streams.combine import StreamLimits
-from pipeline.errors import NoServiceError, PackageError, PipelineError
+from pipeline.errors import NoServiceError, PackageError
 from pipeline.frontends.api.answers import is_short_answer, payload_of
 from pipeline.frontends.api.bodies import MULTIPART, is_form, is_large
 from pipeline.frontends.api.multipart import fields_of_form
@@ -71,6 +71,7 @@ def openai(context: FrontendContext, options: OpenAIOptions) -> None:
     kept = StreamLimits(config.dag.max_parts, config.limits.message_bytes)
     responses = KeptResponses(options.stored_responses)
     routes = OpenAIRoutes(models, offload, config.limits, kept, responses)
+    context.error_forms.update({"/v1": reply_to, "/v1/messages": reply_with_error})
     context.routes.append(routes)
     context.lanes.append(routes)
 
@@ -113,7 +114,7 @@ class OpenAIRoutes:
             endpoints[path] = ("POST", partial(self._complete, form=form))
         for path, plain in PLAIN_FORMS.items():
             endpoints[path] = ("POST", partial(self._answer, form=plain))
-        self._paths = Paths("/v1", endpoints, _refuse_path, reply_to)
+        self._paths = Paths("/v1", endpoints, _refuse_path)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint of a path below `/v1`; one answers unknown paths."""
@@ -156,11 +157,8 @@ class OpenAIRoutes:
         self, request: WebRequest, name: str, form: Form
     ) -> WebResponse | WebStream:
         """Answer a request in the form of an API, at once or in parts."""
-        try:
-            parsed, left_s = await self._read(request, form.kind, form.read)
-            return await self._completion(form, request).answer(parsed, left_s)
-        except (HttpError, PipelineError) as error:
-            return form.reply_to(error)
+        parsed, left_s = await self._read(request, form.kind, form.read)
+        return await self._completion(form, request).answer(parsed, left_s)
 
     # Answers without streams ----------------------------------------------------------------
 

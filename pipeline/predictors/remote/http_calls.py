@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import logging
 import random
 import re
@@ -13,9 +12,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 from pipeline.errors import (
     ConfigError,
@@ -37,7 +35,7 @@ from pipeline.predictors.remote.pool import (
     has_ended,
     prepare,
 )
-from pipeline.proto.http import HttpReader
+from pipeline.proto.http import HttpReader, retry_after_s
 from pipeline.proto.targets import host_and_port
 
 MAX_ANSWER_BYTES = 256 * 2**20
@@ -359,7 +357,8 @@ class HttpCalls:
         body = call.body(waiting)[:_RECEIVED_BYTES].decode("utf-8", "replace")
         text = f"answered {status}: {self.shown(body)[:_MOST_SAID]}"
         if status in _LATER:
-            raise _NotNowError(text, after_s=_retry_after_s(call.reader.headers))
+            later = call.reader.headers.get("retry-after", "")
+            raise _NotNowError(text, after_s=retry_after_s(later))
         kind: type[PipelineError] = InputError if status in _CALLERS else PredictorError
         raise kind(f"[{self._name}] {self._targets[index]} {text}")
 
@@ -370,17 +369,3 @@ def _pool_of(target: HttpTarget, tls: ssl.SSLContext | None) -> Pool[UpstreamCon
         (target.host, target.port),
         lambda connected: UpstreamConnection(connected, own, target.host),
     )
-
-
-def _retry_after_s(headers: dict[str, str]) -> float | None:
-    """Return when a server wants to be asked again; None: it does not say."""
-    value: Any = headers.get("retry-after", "")
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        at = email.utils.parsedate_to_datetime(value)
-        return max(0.0, (at.astimezone(UTC) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return None
