@@ -14,7 +14,7 @@ from pipeline.data import Tensor
 from pipeline.engine.models import ServedGraph
 from pipeline.frontends.api.openapi import Described, Operation, document
 from pipeline.frontends.api.pipelines import Pipelines, takes_sequences
-from pipeline.frontends.http.paths import Answer
+from pipeline.frontends.http.paths import PathEndpoint
 from pipeline.frontends.http.routes import WebRequest, WebResponse
 from pipeline.frontends.http.static_files import files_in, safe_headers, unless_known
 from pipeline.frontends.v2.interface import Slot
@@ -45,10 +45,12 @@ class Description:
         self._described: tuple[Operation, ...] = ()
         self._body = b""
 
-    def paths(self) -> Mapping[str, tuple[str, Answer]]:
+    def paths(self) -> Mapping[str, tuple[str, PathEndpoint]]:
         """Return the paths and their answers, for ApiRoutes."""
         files = (name.replace(".", r"\.") for name in _files() if name != _PAGE)
-        answers: dict[str, tuple[str, Answer]] = {f"/{name}": ("GET", _file) for name in files}
+        answers: dict[str, tuple[str, PathEndpoint]] = {
+            f"/{name}": ("GET", _file) for name in files
+        }
         return {r"/openapi\.json": ("GET", self._document), "/docs": ("GET", _file), **answers}
 
     async def _document(self, request: WebRequest, name: str) -> WebResponse:

@@ -39,7 +39,7 @@ from pipeline.frontends.api.pipelines import (
 )
 from pipeline.frontends.api.sockets import Talk
 from pipeline.frontends.http.bodies import is_json
-from pipeline.frontends.http.paths import Answer, Paths
+from pipeline.frontends.http.paths import PathEndpoint, Paths
 from pipeline.frontends.http.routes import (
     Body,
     Endpoint,
@@ -79,7 +79,7 @@ class ApiRoutes:
         pipelines: Pipelines,
         offload: Offload,
         limits: Limits,
-        more: Mapping[str, tuple[str, Answer]] | None = None,
+        more: Mapping[str, tuple[str, PathEndpoint]] | None = None,
     ) -> None:
         self.pipelines = pipelines
         self.offload = offload

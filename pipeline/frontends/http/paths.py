@@ -16,7 +16,7 @@ from pipeline.frontends.http.routes import (
 )
 
 
-class Answer(Protocol):
+class PathEndpoint(Protocol):
     """Answers a request whose path has a name in it; "" where it has none."""
 
     def __call__(self, request: WebRequest, name: str) -> Awaitable[WebReply]: ...
@@ -35,8 +35,8 @@ class Paths:
     def __init__(
         self,
         below: str,
-        endpoints: Mapping[str, tuple[str, Answer]],
-        refuse: Answer,
+        endpoints: Mapping[str, tuple[str, PathEndpoint]],
+        refuse: PathEndpoint,
     ) -> None:
         self._below = below
         self._endpoints = [

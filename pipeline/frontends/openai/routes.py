@@ -19,7 +19,7 @@ from pipeline.frontends.api.multipart import fields_of_form
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.base import FrontendContext
 from pipeline.frontends.http.bodies import is_json
-from pipeline.frontends.http.paths import Answer, Paths
+from pipeline.frontends.http.paths import PathEndpoint, Paths
 from pipeline.frontends.http.routes import (
     Endpoint,
     HttpError,
@@ -105,7 +105,7 @@ class OpenAIRoutes:
         self._responses = responses
         self._forms = forms(responses)
         self._created = int(time.time())
-        endpoints: dict[str, tuple[str, Answer]] = {
+        endpoints: dict[str, tuple[str, PathEndpoint]] = {
             "/v1/models": ("GET", self._list),
             "/v1/models/(?P<name>.+)": ("GET", self._show),
             "/v1/responses/(?P<name>[^/]+)": ("GET, DELETE", self._kept_response),
