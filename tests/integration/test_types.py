@@ -27,6 +27,7 @@ allow_untyped_defs = true
 allow_incomplete_defs = true
 allow_untyped_calls = true
 """
+_OTHERS = ("paddle_", "ask_")  # scripts of other libraries, with their types
 FRAGMENTS = "import numpy as np\nfrom pipeline import *\n"
 
 
@@ -55,8 +56,9 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for page in RUN:
         fragments = ""
         for block in blocks(page):
-            if block.language == "python" and block.name and not block.name.startswith("paddle_"):
-                (folder / block.name).write_text(block.text)
+            if block.language == "python" and block.name:
+                if not block.name.startswith(_OTHERS) and "/" not in block.name:
+                    (folder / block.name).write_text(block.text)
             elif block.language == "python" and not block.name:
                 fragments += block.text
         if "(Op)" in fragments:
