@@ -84,7 +84,7 @@ def test_each_decision_has_its_form():
     )
 
 
-MOST_WORDS = 91_472
+MOST_WORDS = 90_524
 """In docs/, without the archive and the generated reference; 75,000 is the goal. Only lowered."""
 
 
