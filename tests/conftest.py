@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis
@@ -50,30 +51,33 @@ def _threads() -> set[threading.Thread]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
-    """Threads of ours, child processes and shared memory are as they were before the test."""
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test leaves no thread of the library, no child process and no shared memory."""
     threads = _threads()
-    with nothing_more():
+    # A unit test starts no process, and to look for shared memory costs more than most of them.
+    with nullcontext() if "unit" in request.keywords else nothing_more():
         yield
-        wait_until(lambda: not (_threads() - threads))
+        if _threads() - threads:
+            wait_until(lambda: not (_threads() - threads))
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is there for that test alone."""
+    """A registration ends with the test that makes it."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nobody_outlives_a_module() -> Iterator[None]:
-    """Nor do processes that its tests share."""
-    yield
+    """The tests of a module together leave no process and no shared memory."""
+    with nothing_more():
+        yield
     assert children() == set()
 
 
 @pytest.fixture(autouse=True)
 def illegal_steps_raise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request's step that is not legal fails the test; a server logs it."""
+    """An illegal step of a request fails the test; a server logs it."""
 
     def illegal(state: request.RequestState, phase: request.Phase) -> None:
         raise AssertionError(f"from {state.phase!r} to {phase!r}")
@@ -83,7 +87,7 @@ def illegal_steps_raise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def grpc_is_up(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """gRPC keeps a few descriptors of its own from its first use on."""
+    """gRPC has opened the few descriptors that it keeps from its first use."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
         _use_grpc()
@@ -96,7 +100,7 @@ def _use_grpc() -> None:
 
 @pytest.fixture
 def holds() -> Iterator[Holds]:
-    """An Op that holds requests; at the end it lets them go."""
+    """An Op that holds its requests until the test ends."""
     op = Holds()
     yield op
     op.release.set()
@@ -121,13 +125,21 @@ def grpc_rests(open_files: None) -> None:
 
 @pytest.fixture(scope="module")
 def module_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers that the tests of a module share write their logs into a folder of theirs."""
+    """Servers that the tests of a module share write their logs into one folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SERVING_LOG_PATH", str(tmp_path_factory.mktemp("logs")))
         yield
 
 
 @pytest.fixture(autouse=True)
-def logs_in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers of a test write their logs beside its other files."""
-    monkeypatch.setenv("SERVING_LOG_PATH", str(tmp_path))
+def logs_in_tmp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of a test write their logs beside its other files; few unit tests have any."""
+    is_needed = "unit" not in request.keywords or "tmp_path" in request.fixturenames
+    folder = request.getfixturevalue("tmp_path" if is_needed else "unit_logs")
+    monkeypatch.setenv("SERVING_LOG_PATH", str(folder))
+
+
+@pytest.fixture(scope="session")
+def unit_logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the logs of unit tests that have no other files."""
+    return tmp_path_factory.mktemp("logs")

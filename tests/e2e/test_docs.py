@@ -293,7 +293,7 @@ def test_the_pipeline_between_models_is_a_graph(place):
 
 @pytest.mark.parametrize("page", IN_CHINESE, ids=lambda page: page.name)
 def test_the_chinese_page_has_the_code_and_the_parts_of_the_english_one(page):
-    """What is run there is run here, too; only prose and drawings are translated."""
+    """Its examples are the same; only prose and drawings are translated."""
     theirs = IN_CHINESE[page]
     assert [b for b in blocks(theirs) if b.language] == [b for b in blocks(page) if b.language]
     parts = [len(re.findall(r"^## ", each.read_text(), re.MULTILINE)) for each in (page, theirs)]

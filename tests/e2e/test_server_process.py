@@ -216,8 +216,8 @@ def test_user_code_that_hangs_does_not_keep_the_process(serve):
     served = serve(stop_grace_period=50)
     rpc_port, _ = served.wait_until_ready().ports
     with client_at(rpc_port) as client:
-        call = client.predict({"hold": "for ever"}, asyn=True)
-        served.wait_until_held("for ever")
+        call = client.predict({"hold": "forever"}, asyn=True)
+        served.wait_until_held("forever")
         served.process.send_signal(signal.SIGTERM)
         assert call.result(60).err_no == 3001
     assert served.outcome() == (0, "run_server returned\n", "")

@@ -19,7 +19,7 @@ MAY_GO.set()
 
 
 class Trail(Op):
-    """Answers with all that came of a sequence so far, and what it is fed."""
+    """Answers with the sequence's values so far, and with the inputs of the model."""
 
     def init_op(self):
         self.words = {}

@@ -204,7 +204,7 @@ def test_asyncio_deadlines_and_closing_the_client(endpoint, stage):
         client.connect([endpoint])
         parts = client.predict_stream({"n": "2", "hold": "1"}, timeout=0.5)
         assert (await anext(parts))["text"] == 0
-        # The gateway ends the call at that time, too: then gRPC tells of a stream that is gone.
+        # The gateway also ends the call at that time: then gRPC reports a reset stream.
         with pytest.raises(FAILURES, match=r"(?i)deadline|RST_STREAM"):
             (await anext(parts)).raise_for_error()  # whichever is quicker
         parts = client.predict_stream({"n": "2", "hold": "0"})

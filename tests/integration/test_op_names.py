@@ -99,7 +99,7 @@ class FlaggedResponseOp(Flags, ResponseOp):
 
 
 class Database:
-    """Has whatever it is asked for, as some clients do; but cannot predict."""
+    """Has every attribute, as some clients do; but cannot predict."""
 
     def __getattr__(self, name):
         if name.startswith("__"):

@@ -204,7 +204,7 @@ class Doubled(Op):
 
 
 def test_a_pipeline_is_asked_by_another_one():
-    """12: `client_type: pipeline_grpc` failed at every request, too."""
+    """12: `client_type: pipeline_grpc` also failed at every request."""
     with server_for(Doubled("double", RequestOp())) as far:
         remote = {
             "server_endpoints": [f"127.0.0.1:{far.rpc_port}"],

@@ -553,7 +553,7 @@ def test_the_gil_is_handed_over_sooner_while_a_server_runs():
     assert sys.getswitchinterval() == before
 
 
-# The context of whoever starts the server ---------------------------------------------------
+# The context of the server's starter -------------------------------------------------------
 
 MARK = contextvars.ContextVar("mark", default="none")
 

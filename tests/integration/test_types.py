@@ -19,7 +19,7 @@ from paths import ROOT
 
 pytestmark = pytest.mark.timeout(400)  # checkers on a busy machine
 
-# No annotations are asked of the examples: whoever reads them may want none.
+# The examples need no annotations: they are written for readers.
 MYPY = """
 [mypy]
 strict = true

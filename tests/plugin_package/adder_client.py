@@ -17,7 +17,7 @@ from pipeline.predictors.remote.base import RemoteModel
 class AdderModel(RemoteModel, frozen=True, kw_only=True):
     """A model behind this client: what all have, such as `endpoints`, and its own key."""
 
-    amount: Annotated[float, "What is added."]
+    amount: Annotated[float, "The number to add."]
 
 
 class Adder:

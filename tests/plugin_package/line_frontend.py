@@ -46,7 +46,7 @@ class LineFrontend:
         """Nobody asks."""
 
     async def drain(self) -> None:
-        """Callers go on until they leave, or the server stops."""
+        """Keep the callers until they leave, or the server stops."""
 
     async def close(self, grace_s: float) -> None:
         if self._server is not None:

@@ -1,4 +1,4 @@
-"""A server on a plain socket that answers whatever it is asked with the same bytes."""
+"""A server on a plain socket that answers every request with the same bytes."""
 
 from __future__ import annotations
 
@@ -73,6 +73,6 @@ def _missing(heard: bytes) -> int:
 
 @contextlib.contextmanager
 def answering_all() -> Iterator[Answers]:
-    """What starts such servers, which end with it."""
+    """Yield a function that starts such servers; they end with this block."""
     with contextlib.ExitStack() as stack:
         yield lambda answer: stack.enter_context(Answering(answer))

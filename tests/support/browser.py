@@ -102,7 +102,7 @@ class Browser:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    # What tests do ----------------------------------------------------------------------
+    # The calls of tests ------------------------------------------------------------------
 
     def open(self, url: str) -> None:
         """Load a page, to its `load` event."""
@@ -130,7 +130,7 @@ class Browser:
         """The value of a JavaScript expression as soon as it is true."""
         deadline = time.monotonic() + PATIENCE_S
         while not (value := self.run(expression)):
-            assert time.monotonic() < deadline, f"in vain: {expression}; {self.complaints}"
+            assert time.monotonic() < deadline, f"never true: {expression}; {self.complaints}"
             time.sleep(0.02)
         return value
 

@@ -45,7 +45,7 @@ _LARGE = told(
 _LARGE_AND_CLOSED = told(8000, _LARGE.body.text, 413, connection="close")
 _AT_LIMIT = b" " * (LIMIT - 2) + b"{}"
 _ZEROS = b'{"tensors": [{"float64_data": [' + b"0," * 800_000 + b"0]}]}"
-_CHARACTERS = 4 * 2**20 + 1000  # more than gRPC takes unless it is told to
+_CHARACTERS = 4 * 2**20 + 1000  # more than gRPC takes by default
 
 _SIZES = (
     simple("a body at the limit", ask(_AT_LIMIT), answers()),
@@ -134,7 +134,7 @@ _CONNECTIONS = (
     )),
     Case("an offer of WebSocket",
          (ask(ECHO, "Connection: Upgrade", "Upgrade: websocket"), ECHOED, ask(ECHO), ECHOED)),
-    Case("an offer of what is no protocol",
+    Case("an offer of an unknown protocol",
          (ask(ECHO, "Connection: Upgrade", "Upgrade: web\xd5", path="/conf/told/x"),
           told(3002, "no such path: /conf/told/x; POST /<name>/<method>", 404),
           ask(ECHO), ECHOED)),
@@ -249,7 +249,7 @@ _SITES = (
           Expected(405, None, content_type=TEXT, allow="GET", to="HEAD")),
     _site("v2 by another method", ask(path="/v2"),
           Expected(405, {"error": "Method Not Allowed"}, allow="GET")),
-    _site("a path of v2 that is none", ask(path="/v2/x"),
+    _site("an unknown path of v2", ask(path="/v2/x"),
           Expected(404, Holding('{"error":"Not Found"}'), content_type=TEXT)),
     _site("v2 with a slash", ask(path="/v2/", method="GET"),
           Expected(404, Holding('{"error":"Not Found"}'), content_type=TEXT)),
@@ -268,7 +268,7 @@ _SITES = (
           _unknown("no")),
     _site("v2 with a slash in a name", ask(path="/v2/models/a%2Fb/infer"),
           _unknown("a/b")),
-    _site("v2 is told no JSON", ask("{", path=_INFER), Expected(400, {
+    _site("a body of v2 that is not JSON", ask("{", path=_INFER), Expected(400, {
         "error": "failed to parse the request JSON buffer: the request is not valid JSON: "
                  "unexpected end of data: line 1 column 2 (char 1)"})),
     _site("the page", ask(path="/", method="GET"),

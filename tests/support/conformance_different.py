@@ -32,7 +32,7 @@ def _no_http(name: str, raw: bytes) -> Case:
 
 
 def _in_chunks(body: bytes) -> Case:
-    return _no_http(f"chunks that are none: {body!r}", ask(body, CHUNKS))
+    return _no_http(f"broken chunks: {body!r}", ask(body, CHUNKS))
 
 
 # The same, but for the words of the parser ---------------------------------------------------
@@ -46,7 +46,7 @@ HTTP_IN_OTHER_WORDS = (
     _no_http("http/1.1", line("POST /conf/echo http/1.1", "Host: x")),
     _no_http("a blank behind the version", line("POST /conf/echo HTTP/1.1 ", "Host: x")),
     _no_http("a blank before the method", line(" POST /conf/echo HTTP/1.1", "Host: x")),
-    _no_http("a method that is no token", ask(method="P(ST")),
+    _no_http("a method that is not a token", ask(method="P(ST")),
     _no_http("a path without a slash", ask(path="conf/told")),
     _no_http("no path", line("POST  HTTP/1.1", "Host: x")),
     _no_http("a blank in the path", ask(path="/conf/a b")),
@@ -55,7 +55,7 @@ HTTP_IN_OTHER_WORDS = (
         for odd in ("\x01", "\x7f", "\t")
     ),
     _no_http("a control character in the query", ask(path="/conf/echo?\x01")),
-    _no_http("a port that is no number", ask(path="http://x:y/conf/echo")),
+    _no_http("a port that is not a number", ask(path="http://x:y/conf/echo")),
     _no_http("a bracket that is not closed", ask(path="http://[::1/conf/echo")),
     *(
         _no_http(f"Content-Length: {length!r}", ask(b"" if not length else b"{}", length=length))
@@ -148,7 +148,7 @@ def _only_door(name: str, raw: bytes, gateway: Expected) -> Case:
 HTTP_DIFFERENT = (
     _only_gateway("no Host", line("POST /conf/echo HTTP/1.1", "Content-Length: 0"), answers()),
     _only_gateway("two Hosts", ask(ECHO, "Host: y"), ECHOED),
-    _only_gateway("a Host that is none", line("GET /health/live HTTP/1.1", "Host: a b"), _LIVE),
+    _only_gateway("a Host with a blank", line("GET /health/live HTTP/1.1", "Host: a b"), _LIVE),
     *(
         _only_gateway(f"the path {path}", ask(ECHO, path=path), ECHOED)
         for path in ("/conf/%zz", "/conf/%", "/conf/%e")

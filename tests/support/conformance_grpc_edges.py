@@ -15,7 +15,7 @@ from pipeline import PipelineServer
 
 
 class Edge(enum.Enum):
-    """Who terminates gRPC."""
+    """The program that terminates gRPC."""
 
     EMBEDDED = "embedded"
     GATEWAY = "gateway"  # the server's child

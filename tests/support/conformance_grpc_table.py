@@ -1,4 +1,4 @@
-"""The conformance table of gRPC: what a call is answered with, whoever terminates gRPC.
+"""The conformance table of gRPC: the answer to each call, with and without the gateway.
 
 A case is one call of one method, with a message and metadata; what is expected is its status, the
 status' text, the trailing metadata that are ours, and the answer. States that a table cannot have

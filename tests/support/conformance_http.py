@@ -105,7 +105,7 @@ _PATHS = (
     at("/x/y/z", nowhere("/x/y/z"), "GET"),
     at("/conf", nowhere("/conf"), "GET"),
     at("/conf/told/", nowhere("/conf/told/"), "PUT"),
-    simple("HEAD of a path that is none", ask(method="HEAD", path="/conf"),
+    simple("HEAD of an unknown path", ask(method="HEAD", path="/conf"),
            Expected(404, None, to="HEAD")),
 )  # fmt: skip
 

@@ -124,7 +124,7 @@ _TEXTS = (
     _says("text of any language", "词 漢字 é שלום", "词 漢字 é שלום"),
     _says("text of any language, escaped", "词 漢字 é"),
     _says("a pair of surrogates", "\U0001f600 \U0010ffff"),
-    _says("code points that are no characters", _ODD_POINTS, _ODD_POINTS),
+    _says("code points without a character", _ODD_POINTS, _ODD_POINTS),
     _says("NUL, escaped", "a\x00b"),
     _says("control characters, escaped", "\x01\x1f\x7f"),
     _says("DEL", "\x7f", "\x7f"),

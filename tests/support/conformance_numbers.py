@@ -154,7 +154,7 @@ _FLOATS = (
     misfits("float_data", "[1e39]"),
     misfits("float_data", "[-1e39]"),
     misfits("float_data", "[1e308]"),
-    misfits("float_data", "[3.4028235677973367e38]", "the least that is no float32 any more"),
+    misfits("float_data", "[3.4028235677973367e38]", "the least that is beyond float32"),
     misfits("float_data", '["nan"]'),
     misfits("float_data", '["true"]'),
     misfits("float_data", '["1."]'),

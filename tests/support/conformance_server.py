@@ -2,7 +2,7 @@
 
 echo       the request's pairs and tensors, as the wire has them
 told       name, method, logid and clientip as pairs
-raise      an Op raises an error that is none of ours
+raise      an Op raises an error of another library
 product    a ProductError; `value` is its code and its text
 returned   the same, as `prod_errcode` and `prod_errinfo`
 hold       waits until `Holder.release`, as does what has a tensor that begins with `HELD`
@@ -47,7 +47,7 @@ class Holder:
 
 
 class Reads(RequestOp):
-    """Hands on the request as it is; in the v2 protocol there is `x`, which comes back."""
+    """Passes on the request unchanged; in the v2 protocol it has `x`, which is answered."""
 
     input_tensors = (Tensor("x", "FP32", (-1,)),)
 
@@ -115,7 +115,7 @@ def _told(request: Request) -> Response:
 def conformance_server(holder: Holder, **config: Any) -> PipelineServer:
     """A prepared server on free ports; use it as a context manager.
 
-    Its own errors are told in full, whichever door it has.
+    Clients get the full text of its own errors at every door.
     """
     op = Does(holder, concurrency=4)
     settings = {"max_message_bytes": LIMIT, "errors": {"details": "full"}, **config}

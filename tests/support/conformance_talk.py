@@ -17,7 +17,7 @@ BAD_PACKAGE = 8000  # what a caller did wrong
 _DATA_IDS = re.compile(r"(data_id=|\[does\||batch: \[)\d+")
 
 
-# What is expected ---------------------------------------------------------------------------
+# Expected answers -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Holding:
 class Expected:
     """One answer: status, the headers that matter and the body.
 
-    Of these headers an answer has exactly those that are named here. `connection` is None where
+    Of these headers an answer has exactly the ones that are named here. `connection` is None where
     it depends on how the request came in pieces.
     """
 
@@ -61,7 +61,7 @@ class Step(Enum):
     """What else there is in a talk."""
 
     END = auto()  # the connection is hung up
-    CONTINUE = auto()  # the caller is told to send its body
+    CONTINUE = auto()  # the server asks the caller to send its body
     HANG_UP = auto()  # the caller has nothing more to send
 
 
@@ -168,7 +168,7 @@ def _whole(raw: bytes, expected: Expected) -> Talk:
 
 
 def hold(port: int, talk: Talk, is_loose: bool = False) -> list[Any]:
-    """Hold a talk with whoever is at `port`, and see that all is as expected.
+    """Hold a conversation with the server at `port`; every answer has to be as expected.
 
     Args:
         is_loose: where the words are a parser's, others will do; and to ours more may be added.
@@ -188,7 +188,7 @@ def hold(port: int, talk: Talk, is_loose: bool = False) -> list[Any]:
             elif step is HANG_UP:
                 connection.end_sending()
             elif step is END:
-                assert connection.is_at_end(), "the connection goes on"
+                assert connection.is_at_end(), "the connection stays open"
             else:
                 assert connection.line() == b"HTTP/1.1 100 Continue\r\n"
                 while connection.line() != b"\r\n":

@@ -122,7 +122,7 @@ def on_loop(test: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]
 
 
 async def skip(seconds: float) -> None:
-    """Under `on_loop`: let so much time have passed, and what is due by then happen."""
+    """Under `on_loop`: advance the clock by `seconds`, and run the timers that are due."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, _SkippingLoop)
     loop.skipped_s += seconds
@@ -391,7 +391,7 @@ async def settle(rounds: int = 20) -> None:
 
 
 def answers(response: Any) -> dict[str, str]:
-    """The pairs of a Response that is no error."""
+    """Return the pairs of a Response, which has to be a success."""
     assert response.err_no == 0, response.err_msg
     return dict(zip(response.key, response.value, strict=True))
 
@@ -457,7 +457,7 @@ class Clock:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """`wait_until` beside a loop that goes on."""
+    """Do `wait_until` in a thread, so that the loop keeps running."""
     await asyncio.to_thread(wait_until, condition)
 
 

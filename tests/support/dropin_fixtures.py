@@ -51,7 +51,7 @@ fetch_var { name: "fc_2" alias_name: "prediction" fetch_type: 1 shape: 2 }
 
 @pytest.fixture
 def client_conf(tmp_path: Path) -> Path:
-    """What clients have to know of a model."""
+    """The description of a model that clients read."""
     path = tmp_path / "serving_client_conf.prototxt"
     path.write_text(CONF)
     return path

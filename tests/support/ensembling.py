@@ -158,7 +158,7 @@ class Shelf:
     def convoy_size(self, name: str, version: int, rows: int) -> int:
         return self.engines[name].executor.convoys.size(rows) if name in self.engines else 0
 
-    # What tests do ------------------------------------------------------------------------------
+    # The calls of tests -------------------------------------------------------------------------
 
     async def add(
         self,

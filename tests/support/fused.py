@@ -70,12 +70,12 @@ async def ask(
 
 
 def value_of(answer: Any) -> str:
-    """The `x` of an answer that is no error."""
+    """Return the `x` of an answer, which has to be a success."""
     return answers(answer)["x"]
 
 
 class Hangs:
-    """Called with `x`, or an Op and `x`: on "hang" and the like it waits for `release`."""
+    """Called with `x`, or an Op and `x`: "hang" and its other words wait for `release`."""
 
     def __init__(self) -> None:
         self.release = threading.Event()

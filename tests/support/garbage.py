@@ -1,4 +1,4 @@
-"""Garbage collections that do not look at all that was ever imported, and forks without any."""
+"""Garbage collections that skip the imported modules, and forks without collections."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _MANY = 50_000
 
 
 def collect() -> None:
-    """Collect all garbage; what is left is out of the collector's sight if it is much.
+    """Collect all garbage; hide the objects that are left from the collector if they are many.
 
-    A collection of all that the tests have imported takes up to 0.5 s, and tests ask for hundreds.
-    What tests import later on is much again, and goes out of sight with the next call.
+    A collection of everything imported takes up to 0.5 s, and tests ask for hundreds of them.
+    The next call hides what tests import later.
     """
     gc.collect()
     if len(gc.get_objects(generation=2)) > _MANY:

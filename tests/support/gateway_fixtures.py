@@ -13,7 +13,7 @@ from pipeline.gateway.build import BuildError, build, find_go
 
 @pytest.fixture(scope="session")
 def gateway_binary() -> Iterator[Path]:
-    """The binary of the Go code as it is now, and the one that whoever looks for one finds."""
+    """The binary of the present Go code, which servers of the tests also run."""
     try:
         find_go()
     except BuildError as error:

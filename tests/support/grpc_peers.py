@@ -37,7 +37,7 @@ class Peer:
         self._server.start()
 
     def cut_off(self) -> None:
-        """End at once, also what is being answered; a blocked answer may go on for itself."""
+        """End at once, with the calls under way; a blocked answer may keep its thread."""
         self._server.stop(None).wait()
 
     def stop(self) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 
 def obey(sock: socket.socket, number: int) -> None:
-    """Answers what it is asked; ends when the parent closes its end, or as it is told."""
+    """Answer questions; end when the parent closes its end of the socket, or asks for it."""
     while question := sock.recv(4096).decode():
         if question == "return":
             return
@@ -97,8 +97,10 @@ def open_files(pid: int | str = "self") -> list[str]:
 
 
 def our_files() -> Counter[str]:
-    """What this process has open, but for what gRPC's threads, which other tests leave behind,
-    open and close when they like."""
+    """Count the open files of this process, without those of gRPC's threads.
+
+    Other tests leave these threads, which open and close files at any time.
+    """
     of_others = ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
     return Counter(file for file in open_files() if file not in of_others)
 

@@ -22,7 +22,7 @@ class Load:
 
     Attributes:
         endings: (when it came, how it ended, what it took), in the order of the ends.
-        retry_after_s: what those were told who were refused before they were admitted.
+        retry_after_s: of the requests that were refused before admission.
     """
 
     def __init__(self, engine: Engine, priority: int = 0, **pairs: str) -> None:

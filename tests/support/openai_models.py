@@ -109,7 +109,7 @@ ENDED: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
 
 
 class SaysParts(Says):
-    """Says the texts of a JSON list, each as a part; of anything else the same word for ever."""
+    """Says the texts of a JSON list, each as a part; for any other text the same word forever."""
 
     def postprocess(self, input_data: Any, fetch_data: Any, *args: Any) -> Any:
         (fields,) = fetch_data if isinstance(fetch_data, list) else [fetch_data]

@@ -26,7 +26,7 @@ class Asked(NamedTuple):
 
 
 class Upstream(ThreadingHTTPServer):
-    """Answers requests in turn by `answers`; the last one goes on for ever.
+    """Answers requests in turn by `answers`, then always by the last one.
 
     Attributes:
         asked: what came.

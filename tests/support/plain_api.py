@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 
 
 class Does(Op):
-    """Answers with the request, or as its `do` says; with a `picture` as it is."""
+    """Answers with the request, or as its `do` says; a `picture` comes back unchanged."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__(OP, [RequestOp()], **config)

@@ -15,8 +15,8 @@ class PlayedTransport(asyncio.Transport):
         written: what the server has sent.
         is_reading: False while it does not want to hear more.
         reads_again: set when it does, or has ended.
-        is_over: the connection is closed, by whomever.
-        protocol: who is told of what comes.
+        is_over: one of the two sides has closed the connection.
+        protocol: receives the bytes that come.
     """
 
     def __init__(self, protocol: Any) -> None:
@@ -49,7 +49,7 @@ class PlayedTransport(asyncio.Transport):
             self._is_closing = True
             self._end()
 
-    # What protocols call
+    # The calls of protocols
 
     def write(self, data: Any) -> None:
         if not self._is_closing and not self._was_ended:

@@ -30,13 +30,13 @@ class InlineSender(Sender):
     """Makes its calls at once, in the thread that asks for them."""
 
     def start(self) -> None:
-        """There is no thread."""
+        """Do nothing: this double has no thread."""
 
     def do(self, call: Callable[[], object]) -> None:
         call()
 
     def close(self) -> None:
-        """There is no thread."""
+        """Do nothing: this double has no thread."""
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class Ref:
 
 
 class PlayedActor:
-    """An actor: its calls run when the test says so, those that Ray runs beside them at once."""
+    """An actor: its calls run when the test says so, the control calls at once."""
 
     def __init__(self, cargo: ActorSetup, demands: Demands) -> None:
         self.demands = demands
@@ -101,7 +101,7 @@ class PlayedActor:
             _settle(refs, result)
 
     def begins(self, job: int) -> None:
-        """Be at a job, and go on with it when it is run."""
+        """Begin a job, which `run` continues."""
         self._made._status.begins(job)
         self._begun = job
 

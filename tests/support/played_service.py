@@ -108,7 +108,7 @@ class _Play:
 
     def _arrive(self, op: int, data_id: int, now: int) -> None:
         self._ready[op].append((data_id, now))
-        # At the end of this instant, so that a batch takes all that is there.
+        # At the end of this instant, so that a batch takes every request that is ready.
         self._at(now, lambda time_ns: self._cut(op, time_ns))
 
     def _cut(self, op: int, now: int) -> None:

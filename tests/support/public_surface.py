@@ -26,8 +26,8 @@ from google.protobuf.descriptor import FileDescriptor
 
 from pipeline.errors import PipelineError
 
-# Modules under the names that docs, examples and users' scripts have for them, and what is public
-# of those that hold more than that; of the others: `__all__`, or what they define.
+# Modules under the names of docs, examples and users' scripts. Names are listed where a module
+# also has private ones; otherwise `__all__`, or every definition, is public.
 PUBLIC_MODULES: dict[str, tuple[str, ...]] = {
     "pipeline": (),
     "pipeline.channel": (),

@@ -25,8 +25,8 @@ class _Asked(SimpleNamespace):
 class Queueing:
     """A batcher and its instances, each of which is `run_s` busy with a batch.
 
-    `batches` has (time, sizes in samples of the requests, their numbers) of all that began, in
-    order; `refused` the texts and times of those who were told off, by number.
+    `batches` has (time, sizes in samples of the requests, their numbers) of the batches that
+    began, in order; `refused` has the texts and times of the refused requests, by number.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Queueing:
                 return found
 
     def at(self, time: float) -> Queueing:
-        """Let the time pass until then, with all that happens meanwhile."""
+        """Advance the clock to `time`, and do what is due until then."""
         while True:
             wake = self.cut()
             ends = [end for end, _ in self._running]

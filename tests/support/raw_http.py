@@ -50,7 +50,7 @@ class Connection:
         self._file = self._socket.makefile("rb")
 
     def send(self, data: bytes) -> None:
-        """Send all of it; a server that has hung up already is no error here."""
+        """Send everything; a connection that the server has closed is not an error here."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
 

@@ -33,7 +33,7 @@ class RawWebSocket:
     Attributes:
         status: of the answer to the offer.
         headers: of it, by lower-case names.
-        body: of an answer that is no upgrade.
+        body: of an answer other than an upgrade.
     """
 
     def __init__(self, port: int, path: str, **headers: str) -> None:
@@ -55,7 +55,7 @@ class RawWebSocket:
         self.body = self._file.read(int(self.headers.get("content-length", 0)))
 
     def raw(self, data: bytes) -> None:
-        """Send bytes; a server that has hung up already is no error here."""
+        """Send bytes; a connection that the server has closed is not an error here."""
         self.sends(data)
 
     def sends(self, data: bytes) -> bool:

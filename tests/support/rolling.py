@@ -17,7 +17,7 @@ from served import PATIENCE_S
 from pipeline.proto import pipeline_service_pb2 as pb
 from pipeline.proto import pipeline_service_pb2_grpc as stubs
 
-_PAUSE_S = 0.005  # so that servers that start beside them come to the processor, too
+_PAUSE_S = 0.005  # so that servers that start meanwhile also get the processor
 
 SERVICE = """
 from pathlib import Path

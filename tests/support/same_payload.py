@@ -21,7 +21,7 @@ def assert_same(left: Any, right: Any, is_private: bool = True) -> None:
     elif isinstance(left, np.ndarray):
         assert left.dtype == right.dtype
         assert left.shape == right.shape
-        for name in left.dtype.names or [...]:  # what is between fields is nobody's
+        for name in left.dtype.names or [...]:  # the bytes between fields have no meaning
             assert left[name].tobytes() == right[name].tobytes()
         assert left.flags.fnc == right.flags.fnc
         assert right.flags.writeable or not is_private

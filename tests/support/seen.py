@@ -21,7 +21,7 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class Model:
-    """What one model counted. `failed` is by Triton's reason, without those that are 0."""
+    """The counts of one model. `failed` is by Triton's reason, without zeros."""
 
     success: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -140,11 +140,11 @@ def total(samples: Samples, name: str, **labels: str) -> int:
     return int(sum(value for (n, own), value in samples.items() if n == name and wanted <= own))
 
 
-# What has to hold -----------------------------------------------------------------------------
+# Checks ---------------------------------------------------------------------------------------
 
 
 def check_form(found: Mapping[str, Any]) -> None:
-    """What holds for one model's statistics at any time."""
+    """Check what holds for one model's statistics at any time."""
     stats = found["inference_stats"]
     success = stats["success"]["count"]
     for name in ("queue", "compute_input", "compute_infer", "compute_output"):

@@ -26,7 +26,7 @@ class Asked(SimpleNamespace):
 class Sequences:
     """A scheduler for some workers, asked in words: "7 start", "7", "7 end", "7 start end".
 
-    `log` has (id, number of the request within all, worker, place) of all that began, in order.
+    `log` has (id, number of the request within all, worker, place) of each begun request.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Sequences:
         return item if refusal is None else str(refusal)
 
     def next(self) -> Any:
-        """What begins now: (worker, {place: "id/number"}), a time, or None."""
+        """Return what begins now: (worker, {place: "id/number"}), a time, or None."""
         batch = self.scheduler.next(self.load, self.now)
         if not isinstance(batch, Batch):
             return batch

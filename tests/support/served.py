@@ -25,7 +25,7 @@ PATIENCE_S = 60.0
 unique = map("u{}".format, itertools.count())
 
 
-# What is looked at from outside ---------------------------------------------------------------
+# The view from outside ------------------------------------------------------------------------
 
 
 def children() -> set[str]:
@@ -52,7 +52,7 @@ def shared_memory() -> set[str]:
 
 
 def family_of(folder: Path) -> set[int]:
-    """All processes that were started, by whomever, for the script in `folder`; no zombies."""
+    """Return the processes of the script in `folder`, its descendants' also; no zombies."""
     mark = f"SERVING_LOG_PATH={folder}".encode()
     found = set()
     for entry in Path("/proc").iterdir():
@@ -102,7 +102,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a Python with these arguments does in `folder`, where its logs are, too."""
+    """Run Python with these arguments in `folder`, where it also writes its logs."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -259,7 +259,7 @@ class ServedWithClient(Served):
         return self.client.predict(pairs, asyn=True, timeout=PATIENCE_S)
 
     def ask(self, pairs: dict[str, str]) -> Any:
-        """The answer, be it an error."""
+        """Return the answer, which may be an error."""
         return self.send(pairs).result(PATIENCE_S)
 
     def get(self, pairs: dict[str, str]) -> dict[str, str]:

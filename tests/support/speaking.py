@@ -18,7 +18,7 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 
 
 class Stage:
-    """What goes on in the generators of one server.
+    """The state of the generators of one server.
 
     Attributes:
         made: parts that all of them yielded.

@@ -55,7 +55,7 @@ class Parts(Op):
 
 
 class Seen:
-    """What has become of the generators of `Parts` since `clear`, in threads or processes."""
+    """The endings of the generators of `Parts` since `clear`, in threads or processes."""
 
     def __init__(self) -> None:
         self.begun = Event()
@@ -77,7 +77,7 @@ class Seen:
         self.made = 0
 
     def made_at_rest(self) -> int:
-        """How many parts were made when no more came: all that lies between has taken its fill."""
+        """Return how many parts were made when no more came: every buffer is full."""
         before = -1
 
         def rests() -> bool:
@@ -95,7 +95,7 @@ SEEN = Seen()
 
 @pytest.fixture
 def seen() -> Iterator[Seen]:
-    """What becomes of the generators of this test; none of them is left waiting."""
+    """The endings of the generators of this test; no generator is left waiting."""
     SEEN.clear()
     yield SEEN
     SEEN.go.set()
@@ -108,7 +108,7 @@ class AskedByName(RequestOp):
 
 
 class NamedParts(Parts):
-    """`Parts` as a model of v2, too."""
+    """`Parts` with tensors, so that it is also a model of v2."""
 
     input_tensors = AskedByName.input_tensors
     output_tensors = (Tensor("text", "BYTES", (1,)),)
@@ -174,7 +174,7 @@ class Twice(Op):
 
 
 class Both(Op):
-    """Reads a stream and what is none: each part, beside the double of its elements' sum."""
+    """Reads a stream and a single answer: each part, and the double of its elements' sum."""
 
     output_tensors = (Tensor("OUT", "INT32", (1,)), Tensor("IDX", "UINT32", (1,)))
 

@@ -29,7 +29,7 @@ PATIENCE_S = 20.0
 
 
 class Event:
-    """A threading.Event that processes share, too, if it is made before they are forked.
+    """A threading.Event that processes also share, if it is made before they are forked.
 
     That of multiprocessing hangs where a process that waits for it is killed.
     """

@@ -180,8 +180,8 @@ def _arrays(values: Values) -> Iterator[tuple[str, Any]]:
         try:
             array = np.array(value)
         except ValueError:
-            raise LookupError(f"{name} is no tensor") from None
+            raise LookupError(f"{name} is not a tensor") from None
         if array.dtype.kind not in "ifU" or (array.dtype.kind == "U" and array.ndim):
-            raise LookupError(f"{name} is no tensor")
+            raise LookupError(f"{name} is not a tensor")
         kinds = {"i": np.int64, "f": np.float32, "U": np.bytes_}
         yield name, array.astype(kinds[array.dtype.kind]).reshape(array.shape or (1,))

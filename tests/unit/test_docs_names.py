@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
+from sources import nodes, parsed
 
 PACKAGE = ROOT / "pipeline"
 GLOSSARY = ROOT / "docs" / "glossary.md"
@@ -25,7 +26,7 @@ TWICE = {"ChannelData", "PipelineServer", "WebService"}
 @cache
 def names_in(path: Path) -> frozenset[str]:
     """Return what a module defines: functions, classes with their members, and values."""
-    return frozenset(_names(ast.parse(path.read_text(encoding="utf-8")).body, ""))
+    return frozenset(_names(parsed(path).body, ""))
 
 
 def _names(body: list[ast.stmt], prefix: str) -> list[str]:
@@ -120,7 +121,7 @@ def _classes() -> Counter[str]:
         node.name
         for path in PACKAGE.rglob("*.py")
         if not path.name.endswith(("_pb2.py", "_pb2_grpc.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.ClassDef)
     )
 

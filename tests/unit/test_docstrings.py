@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
+from sources import nodes
 
 PACKAGE = ROOT / "pipeline"
 QUESTION = re.compile(r"(What|Whether|How|Who|Whose|Whom|Where|When|Which|Why)\b")
@@ -16,7 +17,7 @@ PARTS = sorted(path for path in PACKAGE.iterdir() if path.suffix == ".py" or pat
 
 
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:

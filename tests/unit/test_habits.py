@@ -20,7 +20,7 @@ def test_no_tree_has_more_bad_habits_than_are_allowed():
 @pytest.mark.parametrize(
     ("suffix", "text", "sentences"),
     [
-        (".py", "# models that\n    # are none\nx = 1  # end", ["models that are none", "end"]),
+        (".py", "# models that\n    # are fake\nx = 1  # end", ["models that are fake", "end"]),
         (".py", 'f("a " \'b\', "c")', ["a b", "c"]),
         (".py", '"""One\n    line.\n\n    Two."""', ["One line.\nTwo."]),
         (".go", "// one\n// line\nx := `a` // b", ["one line", "a b"]),

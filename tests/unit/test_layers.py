@@ -1,4 +1,4 @@
-"""Who may import whom: the layers of the design, read from the sources."""
+"""The layers of the design: which module may import which, read from the sources."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 from paths import ROOT
+from sources import nodes, parsed
 
 PACKAGE = ROOT / "pipeline"
 
@@ -146,7 +148,7 @@ MODULES = names_of_modules()
 
 
 def imports_of(module: str) -> Iterator[Import]:
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    tree = parsed(MODULES[module])
     yield from _imports_in(tree, module, is_at_load=True, is_for_types=False)
 
 
@@ -193,25 +195,38 @@ def layer_of(module: str) -> int | None:
     return None if found is None else names[found]
 
 
-ALL = [found for module in sorted(MODULES) for found in imports_of(module)]
-OURS = [found for found in ALL if found.is_ours and not found.is_for_types]
-THEIRS = [
-    found
-    for found in ALL
-    if not found.is_ours and found.target.split(".")[0] not in sys.stdlib_module_names
-]
+@cache  # not when it is imported: every process that collects tests would parse all
+def edges() -> list[Import]:
+    """Return all imports of the package."""
+    return [edge for module in sorted(MODULES) for edge in imports_of(module)]
+
+
+def ours() -> list[Import]:
+    """Return the imports of the package's own modules when it runs."""
+    return [edge for edge in edges() if edge.is_ours and not edge.is_for_types]
+
+
+def theirs() -> list[Import]:
+    """Return the imports of third-party packages."""
+    return [
+        edge
+        for edge in edges()
+        if not edge.is_ours and edge.target.split(".")[0] not in sys.stdlib_module_names
+    ]
 
 
 def test_the_reader_of_imports_finds_those_it_should():
     assert len(MODULES) > 30
-    seen = {(found.module, found.target) for found in ALL}
+    seen = {(found.module, found.target) for found in edges()}
     assert ("engine.executor", "engine.op.dispatcher") in seen
     assert ("frontends.wire", "proto.pipeline.json") in seen, (
         "a module named after `import` counts as one"
     )
-    for_types = [f for f in ALL if f.module == "op" and f.target == "config"]
+    for_types = [f for f in edges() if f.module == "op" and f.target == "config"]
     assert all(found.is_for_types for found in for_types)
-    (in_function,) = [f for f in ALL if f.module == "system.event_loop" and f.target == "uvloop"]
+    (in_function,) = [
+        f for f in edges() if f.module == "system.event_loop" and f.target == "uvloop"
+    ]
     assert not in_function.is_at_load
 
 
@@ -219,7 +234,7 @@ def test_the_drawing_has_lines_between_those_who_know_each_other():
     """One imports the other: who is called, or the Protocol by which it is called."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     drawing = page.partition("```mermaid")[2].partition("```")[0]
-    found = {(of(edge.module), of(edge.target)) for edge in ALL if edge.is_ours}
+    found = {(of(edge.module), of(edge.target)) for edge in edges() if edge.is_ours}
     lines = re.findall(
         r"^ *(\w+)(?:\[[^]]*\])? (?:-->|-- \"[^\"]*\" -->) (\w+)", drawing, re.MULTILINE
     )
@@ -241,7 +256,7 @@ def test_every_module_has_its_layer():
 def test_imports_go_downwards_only():
     upwards = [
         str(found)
-        for found in OURS
+        for found in ours()
         if (here := layer_of(found.module)) is not None
         and ((there := layer_of(found.target)) is None or there > here)
     ]
@@ -252,7 +267,7 @@ def test_imports_go_downwards_only():
 def test_who_is_kept_small_imports_no_more_than_it_may(prefix):
     more = [
         str(found)
-        for found in OURS
+        for found in ours()
         if longest(found.module, set(ONLY)) == prefix
         and longest(found.target, ONLY[prefix]) is None
     ]
@@ -262,7 +277,7 @@ def test_who_is_kept_small_imports_no_more_than_it_may(prefix):
 def test_the_engine_knows_nothing_of_sinks_doors_and_formats():
     strangers = [
         str(found)
-        for found in ALL
+        for found in edges()
         if matches(found.module, "engine")
         and (
             (
@@ -279,7 +294,7 @@ def test_the_engine_knows_nothing_of_sinks_doors_and_formats():
 def test_third_party_packages_stay_in_their_places():
     strays = [
         str(found)
-        for found in THEIRS
+        for found in theirs()
         if (homes := AT_HOME.get(found.target.split(".")[0])) is not None
         and found.module not in homes
     ]
@@ -289,28 +304,28 @@ def test_third_party_packages_stay_in_their_places():
 def test_heavy_packages_are_loaded_when_they_are_needed():
     early = [
         str(found)
-        for found in THEIRS
+        for found in theirs()
         if found.target.split(".")[0] in HEAVY and found.is_at_load and not found.is_for_types
     ]
     assert early == []
 
 
 def test_no_other_third_party_package_is_used():
-    others = [str(found) for found in THEIRS if found.target.split(".")[0] not in IN_THE_LIBRARY]
+    others = [str(found) for found in theirs() if found.target.split(".")[0] not in IN_THE_LIBRARY]
     assert others == []
 
 
 def test_the_package_itself_loads_nothing():
-    assert [str(found) for found in ALL if found.module == "" and not found.is_for_types] == [
+    assert [str(found) for found in edges() if found.module == "" and not found.is_for_types] == [
         str(found)
-        for found in ALL
+        for found in edges()
         if found.module == "" and found.target in ("__future__", "importlib", "typing")
     ]
 
 
-# What is forbidden, and the few places that have to do it: a forked child must not return into
-# the script that it was forked from, and only its zygote may kill it. What our own processes
-# send each other is pickled in four places. `python -m pipeline graph` and the child of a trial
+# Forbidden calls, and the few places that need them: a forked child must not return into the
+# script that it was forked from, and only its zygote may kill it. Four modules pickle the
+# messages between our own processes. `python -m pipeline graph` and the child of a trial
 # are applications: the script that they looked at may have threads that never end.
 ENDS = {
     "os._exit": {
@@ -333,8 +348,9 @@ def test_nothing_is_evaluated_printed_or_ended():
     found = [
         f"{module}:{node.lineno} calls {name}"
         for module, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name | ast.Attribute)
         and (name := ast.unparse(node.func)) in calls
         and module not in ENDS.get(name, ())
     ]
@@ -344,7 +360,7 @@ def test_nothing_is_evaluated_printed_or_ended():
 def test_nothing_is_unpickled_but_what_our_own_processes_send():
     unsafe = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
     found = [
-        str(i) for i in ALL if i.target in unsafe and i.module not in PICKLES.get(i.target, ())
+        str(i) for i in edges() if i.target in unsafe and i.module not in PICKLES.get(i.target, ())
     ]
     assert found == []
 
@@ -360,7 +376,7 @@ def test_nobody_asks_workers_for_the_name_of_their_kind():
     asks = [
         f"{module}:{node.lineno} compares with a worker kind's name"
         for module, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.Compare | ast.MatchValue)
         and module not in NAMES_KINDS
         and any(isinstance(n, ast.Constant) and n.value in KINDS for n in ast.walk(node))

@@ -17,7 +17,7 @@ HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 class Script:
-    """A model that answers what it is told to, in order."""
+    """A model with prepared answers, given in order."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = [*answers]

@@ -1,6 +1,6 @@
 """The public surface is what `tests/support/golden/public_surface.txt` says, first made of a8c0ad6:
-nothing goes away or changes unnoticed. What is added on purpose is added to that file by hand, in
-the same commit, with its line in CHANGELOG.md."""
+nothing goes away or changes unnoticed. An addition on purpose is written into that file by hand,
+in the same commit, with its line in CHANGELOG.md."""
 
 from __future__ import annotations
 

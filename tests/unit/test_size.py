@@ -6,6 +6,8 @@ import ast
 import functools
 from pathlib import Path
 
+import sources
+
 import pipeline
 
 ROOT = Path(pipeline.__file__).parent
@@ -27,7 +29,7 @@ def nodes() -> dict[str, list[ast.AST]]:
         if "_pb2" in file.name:
             continue
         where = file.relative_to(ROOT)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in sources.nodes(file):
             if isinstance(node, ast.ClassDef | FUNCTION):
                 found.setdefault(f"{where}:{node.name}", []).append(node)
     return found

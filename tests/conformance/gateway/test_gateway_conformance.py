@@ -53,7 +53,7 @@ class Talks:
         self._holder = holder
 
     def hold(self, case: Case, loose: Place | None = None) -> dict[Place, list[Any]]:
-        """What was heard at each place; `loose` says where other words will do."""
+        """Return the answers of each place; at `loose` the texts may differ."""
         heard: dict[Place, list[Any]] = {}
         errors: list[Exception] = []
         for place in places_of(case):

@@ -1,4 +1,4 @@
-"""What callers hear while the server behind the gateway is full, slow, starting, gone or frozen.
+"""Answers of the gateway while the server behind it is full, slow, starting, gone or frozen.
 
 The other half of the conformance: cases that take a server in a state of its own. Where the state
 is one that the server's own HTTP door can have too, the answers are the same.
@@ -39,7 +39,7 @@ def unavailable(part: str, err_no: int = CLOSED, status: int = 503) -> Expected:
 
 @pytest.fixture
 def holder() -> Iterator[Holder]:
-    """What is still held is let go at the end."""
+    """Requests that are still held are released at the end."""
     found = Holder()
     yield found
     found.release()

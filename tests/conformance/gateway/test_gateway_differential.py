@@ -86,8 +86,11 @@ EDGES = (0, 1, 2**31, 2**32, 2**53, 2**63, 2**64)
 
 
 def is_read_alike(number: str) -> bool:
-    """What is not is in `conformance.DIFFERENT`: an integer that the door's parser takes for a
-    double, as it has a point or an exponent, while a double is too coarse to tell which it was."""
+    """Return whether both doors read a number alike.
+
+    The others are in `conformance.DIFFERENT`: integers with a point or an exponent that a double
+    cannot hold exactly, which the embedded door's parser takes for doubles.
+    """
     is_integer = not set(number) & set(".eE")
     return is_integer or not 2**53 <= abs(float(number)) < 2**64
 
@@ -191,7 +194,7 @@ def test_noise_is_answered_alike(pair, body):
     assert_alike(pair, body)
 
 
-# What is around it --------------------------------------------------------------------------
+# The rest of a body -------------------------------------------------------------------------
 
 parts = st.sampled_from(
     [

@@ -31,7 +31,7 @@ def test_both_edges_answer_alike(ports):
 
 
 def test_an_edge_that_answers_otherwise_is_found(ports):
-    """The port of the embedded gRPC is none of HTTP: whatever is asked there differs."""
+    """The port of the embedded gRPC does not speak HTTP: every answer there differs."""
     wrong = dataclasses.replace(ports, gateway=ports.door_grpc)
     assert asyncio.run(run(wrong, CASES, math.inf, stops=True)).findings
 

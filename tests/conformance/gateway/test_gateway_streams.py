@@ -143,7 +143,7 @@ def test_http_1_0_has_no_chunks(port):
         assert connection.is_at_end()
 
 
-# What is wrong ------------------------------------------------------------------------------
+# Wrong streams ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accept", [EVENTS, LINES])

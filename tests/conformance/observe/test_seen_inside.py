@@ -259,7 +259,7 @@ REQUESTS, CALLERS = 400, 8
 
 
 def check_flow(samples: Samples) -> int:
-    """What holds at any time while nobody leaves: where each request is. Returns the answered."""
+    """Check the place of each request while no caller leaves; return how many were answered."""
 
     def ended(name: str) -> tuple[int, int]:
         success = total(samples, "nv_inference_request_success", model=name)
@@ -275,7 +275,7 @@ def check_flow(samples: Samples) -> int:
 
 
 def mixed(number: int) -> tuple[dict[str, str], bool]:
-    """(pairs, whether the answer is no error) of a request; crashes are rare."""
+    """Return (pairs, whether the answer is a success) of a request; crashes are rare."""
     dice = random.Random(number)
     op, stage = dice.choice(OPS), dice.choice(("preprocess", "process", "postprocess"))
     verb = dice.choices(("", "code 51", "raise oh", "crash"), (70, 15, 12, 3))[0]

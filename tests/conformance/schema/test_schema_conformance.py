@@ -1,4 +1,4 @@
-"""What a schema refuses is told alike at every door, by the server itself and by its gateway."""
+"""A schema's refusals are alike at every door, of the server itself and of its gateway."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ CASES = (
     Case("it fits", {"a": 2, "b": [1.5, 2.5]}, 0, "2 4.0"),
     Case("it fits, large", {"a": 2, "b": MANY}, 0, "2 10000.0"),
     refused("a key is missing", {"b": [1.5]}, "a: expected int", "nothing"),
-    Case("a key is none", {"a": 1, "c": 2}, 8000, "c: found ", f"int 2{NO_KEY}",
+    Case("an unknown key", {"a": 1, "c": 2}, 8000, "c: found ", f"int 2{NO_KEY}",
          f"str '2'{NO_KEY}", f"array{NO_KEY}"),
     refused("too small", {"a": -1}, "a: expected int >= 0", "int -1", "str '-1'"),
     refused("text", {"a": "x"}, "a: expected int", "str 'x'"),

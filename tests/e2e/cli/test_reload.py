@@ -75,7 +75,7 @@ def ended(service: Developed) -> Iterator[Developed]:
     finally:
         service.process.kill()
         service.process.wait()
-        wait_until(lambda: not family_of(service.folder), PATIENCE_S)  # what it started ends, too
+        wait_until(lambda: not family_of(service.folder), PATIENCE_S)  # its children also end
 
 
 OTHER = SERVICE.replace('"say"', '"other_say"').replace('"rolling"', '"other"')

@@ -58,6 +58,6 @@ def test_the_demo_passes_from_any_folder(demo):
 def test_who_is_sure_is_asked_alone(demo, share, asked):
     sure(demo, share)
     done = demo()
-    assert done.returncode == 1, "it is no cascade then"
+    assert done.returncode == 1, "then it is not a cascade"
     assert f"bow -> cnn: {asked} of {2 * SAMPLES} answers" in done.stdout
     assert done.stdout.count(", cnn ") == asked

@@ -60,7 +60,7 @@ for (const words of ["A wonderful film, I loved it.", "A stupid plot, and awful 
   const { data } = await client.POST("/api/imdb", { body: { words } });
   console.log(data!.prediction[0]! > 0.5 ? "positive" : "negative");
 }
-// @ts-expect-error: it is no text
+// @ts-expect-error: it is not a text
 const { error, response } = await client.POST("/api/imdb", { body: { words: 5 } });
 console.log(response.status, error!.error.code, error!.error.message);
 """

@@ -35,7 +35,7 @@ TEXTS = (EXAMPLE / "pictures" / "page.txt").read_text(encoding="utf-8").splitlin
 
 
 def load(name: str) -> ModuleType:
-    """A module of the example, which is no package of ours: its folder is put on the path."""
+    """Import a module of the example from its folder."""
     sys.path.insert(0, str(EXAMPLE))
     try:
         return importlib.import_module(name)

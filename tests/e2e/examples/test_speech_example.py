@@ -45,7 +45,7 @@ needs_model = pytest.mark.skipif(
 
 
 def load(name: str, folder: Path = EXAMPLE) -> ModuleType:
-    """A module of the example, which is no package of ours: its folder is put on the path."""
+    """Import a module of the example from its folder."""
     sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)
@@ -227,7 +227,7 @@ def service(module_logs: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         with loaded.server:
             yield loaded
     finally:
-        del sys.modules["web_server"]  # other examples have one, too
+        del sys.modules["web_server"]  # other examples also have one
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`access` of a real server: who comes in by HTTP and gRPC, and what the server is told."""
+"""`access` of a real server: which callers of HTTP and gRPC it admits, and under which names."""
 
 from __future__ import annotations
 

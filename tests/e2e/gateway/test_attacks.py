@@ -1,4 +1,4 @@
-"""A second of some attacks, on both ports of a real server: it goes on, and others are answered."""
+"""A second of some attacks on both ports of a real server, which still answers the others."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def put(path: Path, servers: list[Served]) -> None:
 
 
 class Load:
-    """Callers that ask, one request after the other, until they are told to stop.
+    """Callers that send one request after the other until `stop`.
 
     Attributes:
         answers: how often each process has answered.

@@ -97,7 +97,7 @@ class Caller:
         return status, json.loads(answer)
 
     def pid_if_any(self) -> str | None:
-        """Who answers while something comes back; None: nobody, and it is told why."""
+        """Return the process that answers; None: there is no answer, or an error with a reason."""
         with contextlib.suppress(OSError, HTTPException):
             status, answer = self.try_to()
             if status != 503:
@@ -290,7 +290,7 @@ def test_a_copy_that_is_killed_is_not_missed(tmp_path):
         os.kill(int(victim), signal.SIGKILL)
         seen: set[str | None] = set()
         wait_until(lambda: seen.add(caller.pid_if_any()) or len(seen - {None, victim}) == 2)
-        assert first - {victim} < seen, "the other one went on"
+        assert first - {victim} < seen, "the other one continued"
         assert len(gateways_of(server)) == 1
 
 

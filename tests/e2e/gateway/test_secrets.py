@@ -1,4 +1,4 @@
-"""What callers show to say who they are is in no log, audit, metrics or answer of a real server."""
+"""Callers' secrets are in no log, audit, metrics or answer of a real server."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def digest(token: str) -> str:
 
 
 class Secured:
-    """A server whose callers show tokens, and all that it writes."""
+    """A server whose callers show tokens, and everything that it writes."""
 
     def __init__(self, server: PipelineServer, folder: Path, signer: Signer) -> None:
         self.server, self.folder = server, folder

@@ -44,7 +44,7 @@ server.run_server()
 OF_EACH_WAY = 10
 
 Say = Callable[[dict[str, Any]], str]
-"""What is said of a sequence -> its count, or the text of the error."""
+"""A request of a sequence -> its count, or the text of the error."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A server that answers imports nothing more: a file for it may not be left by then."""
+"""A server that answers imports nothing more: it may have no file descriptor left then."""
 
 from __future__ import annotations
 

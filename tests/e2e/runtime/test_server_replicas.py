@@ -88,7 +88,7 @@ print("run_server returned")
 '''
 
 
-# What is looked at from outside ---------------------------------------------------------------
+# The view from outside -----------------------------------------------------------------------
 
 
 class Copy:

@@ -294,7 +294,7 @@ def test_what_cannot_be_spawned_is_named_with_what_to_do(tmp_path):
 
 
 class Where(Op):
-    """Says in which process each of its stages ran, and fails where it is told to."""
+    """Says in which process each of its stages ran, and fails where the test asks for it."""
 
     fails_in_worker: int | None = None
 

@@ -322,7 +322,7 @@ def rich_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedWith
 
 @pytest.fixture(scope="module")
 def whole(rich_server: ServedWithClient) -> tuple[int, int]:
-    """What the shared server has: processes (also those that start workers), open files."""
+    """Count the shared server's processes, zygotes included, and its open files."""
     rich_server.get({})
     assert rich_server.is_ready()
     return len(rich_server.family), open_files_of(rich_server.process.pid)

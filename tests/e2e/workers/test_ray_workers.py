@@ -32,7 +32,7 @@ LOG = logging.getLogger("pipeline.mine")
 
 
 class Asked(msgspec.Struct):
-    """Of the script: pickled by value, its annotations, too."""
+    """Of the script: pickled by value, also its annotations."""
 
     size: Annotated[int, msgspec.Meta(ge=0)] = 4
 

@@ -1,4 +1,4 @@
-"""What a process and all that it started hold of the machine."""
+"""The files, threads and memory that a process and its descendants hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts of the predecessor do that this library's own interface does not take."""
+"""Calls in scripts of the predecessor that this library's own interface refuses."""
 
 from __future__ import annotations
 

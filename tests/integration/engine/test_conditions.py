@@ -1,4 +1,4 @@
-"""Goto, Answer and loops on real workers: threads and processes, one by one and in one go."""
+"""Goto, Answer and loops on real workers: threads and processes, Op by Op and as trips."""
 
 from __future__ import annotations
 
@@ -194,8 +194,8 @@ def test_who_runs_beside_a_loop_answers_for_its_last_lap():
             turn.release.set()
 
 
-def test_sure_requests_do_not_wait_for_the_dear_model():
-    """All in one batch of the cheap one: the dear one begins only when the sure have answers."""
+def test_sure_requests_do_not_wait_for_the_large_model():
+    """All in one batch of the small one: the large one begins only after the sure answers."""
     are_answered = threading.Event()
 
     class Big(Steps):

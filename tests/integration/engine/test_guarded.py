@@ -1,4 +1,4 @@
-"""A user's scheduler that raises: who waits there is told, others go on."""
+"""A user's scheduler that raises: its requests get an error, others continue."""
 
 from __future__ import annotations
 

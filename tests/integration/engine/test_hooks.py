@@ -1,4 +1,4 @@
-"""What is said of an Op's names when a server starts."""
+"""Warnings about the names of an Op's members when a server starts."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def fails(x):
 
 
 async def answers_of(is_fused, reads=nothing, writes=nothing):
-    """What is answered, and counted, where the user's code fails; whether fused or not."""
+    """Return the answers and counts where the user's code fails, in one trip or not."""
     config = {"op": {name: {"batch_size": 4} for name in "ab"}}
     async with serving(reads, nothing, writes, quick=is_fused, **config) as server:
         texts = ["bad", *"123", "exit", "product", *"456"]

@@ -1,4 +1,4 @@
-"""`checkpoint`: sequences go on at other workers when theirs is lost, and nothing of them is."""
+"""`checkpoint`: sequences continue at other workers, whole, when they lose their own."""
 
 from __future__ import annotations
 

@@ -363,7 +363,7 @@ def test_sequences_that_wait_for_slots_are_told_of_once_with_the_keys(strategy, 
     assert "knows no sequence 9" in refused
     assert told == [[1, 1], [1, 1]]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("WARNING"), "a caller's mistake is none of the server's"
+    assert line.startswith("WARNING"), "a caller's mistake is not an error of the server"
     for word in ("Op 'sum'", "have all 2", f"op.sum.{key}", "op.sum.concurrency (2)", "(60000)"):
         assert word in line
 
@@ -414,7 +414,7 @@ def test_a_server_that_stops_does_not_wait_for_ever_for_a_sequence():
     assert sums([first]) == [[1, 1]]
 
 
-# What is refused at the start ----------------------------------------------------------------
+# Refusals at the start -----------------------------------------------------------------------
 
 
 class StreamOp(SumOp):

@@ -1,4 +1,4 @@
-"""Quick Ops in one go, on real threads; every interleaving is forced by events and barriers."""
+"""Trips through quick Ops, on real threads; events and barriers force every interleaving."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ async def test_what_preprocess_stores_is_there_in_postprocess_of_the_same_reques
     class Keeps(Op):
         def preprocess(self, input_dicts, data_id=0, log_id=0):
             self.x = next(iter(input_dicts.values()))["x"]
-            return {"x": "nobody's"}
+            return {"x": "unused"}
 
         def postprocess(self, input_dicts, fetch_data, data_id=0, log_id=0):
             return {"x": self.x}
@@ -507,7 +507,7 @@ async def test_a_deadline_that_passes_in_the_middle_is_kept():
     last = chain(Calls, Calls, Calls, b=hangs, c=lambda op, x: later.append(x))
     async with serving(last) as server:
         assert (await ask(server, "hang", 0.05)).err_no == TIMED_OUT
-        # Nobody awaits it: its worker is given up, and another one goes on.
+        # No caller waits for it: its worker is given up, and another one continues.
         assert value_of(await ask(server, "1", PATIENCE_S)) == "1"
         hangs.release.set()
     assert later == ["1"]

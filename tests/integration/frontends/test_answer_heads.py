@@ -19,7 +19,7 @@ EVENTS = "text/event-stream"
 
 
 class Find(Op):
-    """What its callers ask for: an answer, or an error, with that status."""
+    """Gives the answer, or the error, that its callers ask for, with that status."""
 
     def preprocess(self, input_dicts):
         (fields,) = input_dicts.values()
@@ -27,7 +27,7 @@ class Find(Op):
         if asked == "plain":
             return {"text": "found"}
         if asked == "failed":
-            raise ProductError(51, "as ever")
+            raise ProductError(51, "not found")
         if asked == "odd":
             return Answer({"text": object()}, status=201, headers={"Location": "/faces/1"})
         status = int(asked)
@@ -157,7 +157,7 @@ def test_an_error_that_says_nothing_is_answered_as_before(server, door):
     got, headers, body = door(server, "failed")
     assert got == (200 if door in OF_PAIRS else 400)
     assert headers["retry-after"] is None
-    assert b"as ever" in body
+    assert b"not found" in body
     assert door(server, "plain")[0] == 200, "nothing is left of the requests before"
 
 

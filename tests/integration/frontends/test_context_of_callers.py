@@ -1,4 +1,4 @@
-"""What callers say beside their data reaches the hooks that ask: by HTTP, gRPC and v2 on both."""
+"""The context of a request reaches the hooks that ask for it: by HTTP, gRPC and v2 on both."""
 
 from __future__ import annotations
 

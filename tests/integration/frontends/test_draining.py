@@ -1,4 +1,4 @@
-"""How doors let their callers go: nobody is cut off, and who asks is told not ready first."""
+"""Doors that drain: no call is cut off, and probes get "not ready" first."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_descriptor_that_is_anothers_by_now_is_left_alone(monkeypatch):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "unix-abstract:pipeline-test-stops"])
 def test_who_still_accepts_at_a_listener_that_was_stopped_finds_nobody_and_no_error(host):
-    """gRPC accepts until there is no more, and logs an error if its descriptor is no listener."""
+    """gRPC accepts until no caller is left, and logs an error if its descriptor does not listen."""
     sockets = grpc_sockets.GrpcSockets()
     with sockets.opening():
         listener = bind(host, 0, "rpc_port")

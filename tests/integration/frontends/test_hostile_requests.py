@@ -1,6 +1,6 @@
 """Hostile callers at both doors of one server, which has to serve the others all the while.
 
-Every test ends with the same question: are good requests still answered, is nobody's place taken,
+Every test ends with the same question: are good requests still answered, is every place free,
 and has nothing happened that the code did not foresee. Random cases come from one seed a test,
 which is printed with a failure; `FUZZ_SEED=... pytest ...` repeats them.
 """
@@ -121,7 +121,7 @@ def test_the_http_door_bears_requests_that_break_off_anywhere(target, rng):
 
 
 def test_a_body_with_wounds_is_answered_in_one_shape(target, rng):
-    """A framed body is always answered, and the connection goes on with the next request."""
+    """A framed body always gets an answer, and the connection takes the next request."""
     with Connection(target.http_port) as connection:
         for _ in range(500):
             body = mutated(rng.choice((GOOD_BODY, TENSORS_BODY)), rng)

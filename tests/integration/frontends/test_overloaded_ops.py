@@ -1,4 +1,4 @@
-"""An Op that has too much to do says when to ask again; the caller is told so at every door."""
+"""An overloaded Op says when to ask again, and every door passes it to the caller."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_a_reader_who_waits_stops_the_generator_and_leaving_closes_it(server, do
         next(texts)
         made = seen.made_at_rest()
         assert made < 1000
-        for number in range(1, made + 20):  # it goes on as they are read
+        for number in range(1, made + 20):  # it continues as they are read
             assert next(texts).startswith(f"{number}.")
         assert not seen.closed.is_set()
     assert seen.closed.wait(PATIENCE_S)

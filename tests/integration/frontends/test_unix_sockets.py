@@ -58,7 +58,7 @@ def link_door(path: Path, text: str = "it") -> LinkFrontend:
 
 
 async def ask_http(path: Path) -> str:
-    """Who answers."""
+    """Return the name in the answer over HTTP."""
     reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(b"POST /a/b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
     said = await asyncio.wait_for(reader.read(), 30)
@@ -74,7 +74,7 @@ def to(address: str) -> grpc.aio.Channel:
 
 
 async def ask_link(path: Path) -> str:
-    """Who answers."""
+    """Return the name in the answer over the link."""
     return str((await ask_once(path, Request())).value[0])
 
 
@@ -244,7 +244,7 @@ def test_a_door_whose_start_is_given_up_can_be_stopped(folder, caplog, make, ask
 
 
 def call(handle: Any, message: bytes = b"", **how: Any) -> Any:
-    """A call of a door on TCP; every PipelineService has what is told here."""
+    """Call a door on TCP; the arguments go to every PipelineService."""
 
     async def test() -> Any:
         door = GrpcFrontend([pipeline_service(begin_of(handle))], "127.0.0.1", 0, LIMIT)

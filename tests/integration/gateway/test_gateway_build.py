@@ -169,11 +169,11 @@ def test_a_build_that_fails_says_why_and_leaves_the_binary_and_no_rubbish(
     fake_go(machine.on_path, f'[ "$1" = env ] && echo {NEW} && exit; echo "main.go:1: odd"; exit 1')
     binary = tmp_path / "out" / "gateway"
     binary.parent.mkdir()
-    binary.write_text("as it was")
+    binary.write_text("former")
     with pytest.raises(BuildError, match=r"go build` failed: main\.go:1: odd"):
         build(binary)
     assert os.listdir(binary.parent) == [binary.name]
-    assert binary.read_text() == "as it was"
+    assert binary.read_text() == "former"
 
 
 def test_a_running_binary_is_replaced_not_overwritten(machine: Machine, tmp_path: Path):

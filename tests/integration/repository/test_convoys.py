@@ -1,4 +1,4 @@
-"""Requests that come in one round of the server's loop: they go on together, and nobody sees it."""
+"""Requests that come in one round of the server's loop continue together, unseen by callers."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_those_for_one_model_are_one_batch_and_requests_each(tmp_path, config):
         learn(callers, "a")
         before = statistics(served, "a")
         batches(tmp_path, "a")
-        # The first goes at once, for the model has nothing to do; the others are there by then.
+        # The first runs at once, as the model is idle; the others arrive while it runs.
         requests = [[float(number), 0.5] for number in range(8)]
         replies = callers.ask("a", requests)
         assert [reply[:2] for reply in replies] == [(200, [n + 1.0, 1.5]) for n in range(8)]

@@ -1,4 +1,4 @@
-"""What says that a response is the last one: of decoupled models, and through ensembles."""
+"""The mark of a last response: of decoupled models, and through ensembles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of which `instance_group` alone has changed: they go on with other instances."""
+"""Models of which only `instance_group` has changed: they continue with other instances."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_processes_come_and_go_and_the_others_and_the_statistics_stay(tmp_path):
             (folder / "config.pbtxt").read_text().replace("count: 3", "count: 1")
         )
         assert control(server, "m", "load") == (200, None)
-        assert len(pids(tmp_path)) == 1, "they have ended, and were told so"
+        assert len(pids(tmp_path)) == 1, "they have ended in order"
         assert pids(tmp_path) < second
         infer(server, "m", [1.0])
         assert (counted(server, "m"), instances(server, "m")) == ((2, 2), 1)

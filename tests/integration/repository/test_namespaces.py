@@ -1,4 +1,4 @@
-"""Models of one name in two repositories: who means which, and what callers are told."""
+"""Models of one name in two repositories: which one a request means, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of a repository whose batches are ragged: ONNX, with what they are told, and Python."""
+"""Models of a repository with ragged batches: ONNX, with the shapes as inputs, and Python."""
 
 from __future__ import annotations
 

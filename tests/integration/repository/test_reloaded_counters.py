@@ -1,4 +1,4 @@
-"""What is counted of a model that is loaded again: metrics go on, statistics begin anew."""
+"""The counts of a reloaded model: metrics continue, statistics begin at 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A repository that several replicas serve: all have the same models, whoever is asked."""
+"""A repository that several replicas serve: every replica has the same models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of v2 that are for those who know a header's value: over HTTP, in the lane, and gRPC."""
+"""Parts of v2 that need a header's value: over HTTP, in the lane, and gRPC."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_the_index_and_the_statistics_have_both(two):
 
 
 def test_what_writes_to_one_place_is_opened_once(two, opened_for):
-    assert opened_for == ["one", "two"], "a user's sink is told which one it is"
+    assert opened_for == ["one", "two"], "a user's sink knows its pipeline"
     one, other = (
         {type(sink).__name__ for sink in graph.observation.journal.sinks}
         for graph in two.server._service._graphs
@@ -232,7 +232,7 @@ def test_a_server_may_be_made_of_added_pipelines_alone_that_read_the_same_reques
         assert [state.ops[0].workers.wanted for state in states] == [1, 3]
 
 
-# What is told of them ---------------------------------------------------------------------------
+# Statistics and logs ----------------------------------------------------------------------------
 
 
 def test_metrics_tell_the_pipelines_apart(two):

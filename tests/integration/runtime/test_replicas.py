@@ -126,7 +126,7 @@ def test_batches_form_in_copies_too():
         server_for(op, stop_grace_period=0, **TWO) as server,
     ):
         calls = [callers.submit(post, server, {"key": [], "value": []}) for _ in range(7)]
-        first = next(as_completed(calls))  # whoever gets four of the seven has a batch
+        first = next(as_completed(calls))  # a copy that gets four of the seven has a batch
         assert first.result()[1]["value"] == ["4"]
 
 
@@ -333,7 +333,7 @@ def test_a_copy_that_ends_is_replaced(number, text):
         assert {readiness(server) for _ in range(10)} <= {200, None}
         (other,) = first - {victim}
         after = others_answer(server, victim)
-        assert other in after, "the neighbour goes on"
+        assert other in after, "the neighbour continues"
         assert len(after) == 2
     assert f"(pid {victim}) {text}" in log()
     assert "it is started anew" in log()
@@ -406,7 +406,7 @@ def test_all_copies_may_end_at_once():
         wait_until(lambda: readiness(server) == 200)
 
 
-# What is known of the whole -----------------------------------------------------------------
+# The view of the whole server ---------------------------------------------------------------
 
 
 def counted(server: PipelineServer, name: str) -> int:

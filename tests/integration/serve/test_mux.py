@@ -244,13 +244,13 @@ async def test_an_error_has_the_code_that_brpc_has_for_it(error, code):
 @on_loop
 async def test_a_bug_of_ours_is_an_internal_error_and_the_connection_goes_on(caplog):
     async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
-        raise ZeroDivisionError("of ours")
+        raise ZeroDivisionError("our defect")
 
     async with opened(fails) as door, peer_of(door) as peer:
         for number in (1, 2):
             peer.call(number)
             assert (await peer.answer())[:2] == (number, BrpcCode.INTERNAL)
-    assert "of ours" in caplog.text
+    assert "our defect" in caplog.text
 
 
 @on_loop

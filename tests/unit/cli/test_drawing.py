@@ -127,7 +127,7 @@ def dags(draw: st.DrawFn) -> Drawing:
     return Drawing("t", nodes, edges, ())
 
 
-# Where the rail goes on that enters a mark in a direction: down, right or left.
+# The direction in which a rail leaves a mark that it enters downwards, rightwards or leftwards.
 ONWARD = {
     ("│", "d"): "d",
     ("├", "d"): "dr",

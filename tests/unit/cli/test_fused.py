@@ -1,4 +1,4 @@
-"""Which Ops may run in one go, as the graph command tells it."""
+"""The graph command shows which Ops may run without a change of thread."""
 
 from __future__ import annotations
 

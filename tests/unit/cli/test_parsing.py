@@ -1,4 +1,4 @@
-"""Words of options: numbers that are none are told before anything is done."""
+"""Values of options: an invalid number is an error before anything is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a server by the words of `pipeline client` and `pipeline bench`."""
+"""The requests that the arguments of `pipeline client` and `pipeline bench` make."""
 
 from __future__ import annotations
 

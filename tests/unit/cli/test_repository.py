@@ -13,7 +13,7 @@ from pipeline.errors import InitError, PortInUseError
 
 @pytest.fixture
 def said(monkeypatch):
-    """What the server is told; it does not run."""
+    """The settings of the server, which does not run."""
     settings = []
     monkeypatch.setattr(module, "serve", settings.append)
 

@@ -1,4 +1,4 @@
-"""Files that are watched: which, and when a change is told."""
+"""The files that are watched, and the time at which a change is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`access` and `tls`: what is wrong with them, and what the gateway is told."""
+"""`access` and `tls`: errors in them, and the arguments of the gateway."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_gateway_is_told_all_of_it() -> None:
 
 
 def test_nothing_that_changes_models_goes_without_the_role_admin() -> None:
-    """What the gateway takes for harmless is no part of v2 that changes anything."""
+    """The gateway's harmless methods are the parts of v2 that change nothing."""
     rows = json.loads((ROOT / "tests/support/golden/access_roles.json").read_text())
     changing = {"model-repository", "shared-memory", "trace", "logging"}
     asked = [row for row in rows if row["door"] == "http" and row["role"] in ("", "infer")]

@@ -307,7 +307,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         service().worker_num = 1
 
 
-# What is refused, and in which words -----------------------------------------------------
+# Errors and their texts ------------------------------------------------------------------
 
 
 def test_an_error_says_file_line_key_expected_and_found(write: Write) -> None:
@@ -541,7 +541,7 @@ def test_worker_num_counts_requests_or_copies() -> None:
     assert (several.replicas, several.max_active) == (4, None)
     assert service(build_dag_each_worker=True).replicas == 1
     big = {"big": resolve_op("big", {"batch_size": 8}, several)}
-    assert batch_fill_warnings(several, big) == [], "it is no limit of requests then"
+    assert batch_fill_warnings(several, big) == [], "then it does not limit requests"
 
 
 # The reference configuration -------------------------------------------------------------

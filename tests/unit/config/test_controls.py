@@ -1,4 +1,4 @@
-"""Controls of sequences are read in both forms, and what is wrong is told in Triton's words."""
+"""Controls of sequences are read in both forms, and errors in them have Triton's texts."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def test_an_unknown_option_is_a_warning(toys):
     )
 
 
-# What is built in ---------------------------------------------------------------------------
+# Built-in names -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

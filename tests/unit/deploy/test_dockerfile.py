@@ -49,7 +49,7 @@ def test_the_server_is_no_root_and_gets_its_signals_itself():
 
 
 def test_what_the_service_runs_is_not_its_users():
-    """Who breaks in writes nothing that is started again."""
+    """An intruder can change no file that is started again."""
     copies = [value for name, value in _last_stage() if name == "COPY"]
     assert copies
     assert not any("--chown" in value for value in copies)

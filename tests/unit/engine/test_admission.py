@@ -1,4 +1,4 @@
-"""Who can be answered in time, and who goes first: rules of what was seen, and of the time."""
+"""Which requests can be answered in time, and which go first: by measured rates and time."""
 
 from __future__ import annotations
 

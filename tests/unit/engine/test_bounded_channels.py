@@ -1,4 +1,4 @@
-"""Bounded channels: whichever way a place becomes free, who waits for it goes on."""
+"""Bounded channels: a request that waits continues as soon as a place is free."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ async def test_who_jumps_waits_for_a_place_where_its_answer_goes(size):
 @SIZES
 @virtual
 async def test_a_jump_back_waits_for_nobody(size):
-    """Two Ops that fill each other's channels would wait for each other for ever."""
+    """Two Ops that fill each other's channels would wait for each other forever."""
 
     class Again(Tag):
         def check_jumping(self, input_data):
@@ -328,7 +328,7 @@ async def test_a_place_that_becomes_free_in_a_channel_that_was_not_full_is_taken
 
 @virtual
 async def test_the_place_that_was_kept_for_a_caller_who_left_is_free_at_once():
-    """Its call goes on, and nobody knows for how long."""
+    """Its call continues for an unknown time."""
     config = {"dag": {"channel_size": 1}, "op": {"a": {"concurrency": 2}}}
     async with Engine(chain("a", "b"), config, {"a": None}) as engine:
         hangs, other = engine.ask(), engine.ask()

@@ -1,8 +1,8 @@
-"""Who imports whom in the engine: the largest circle of imports, those for types included."""
+"""The largest circle of imports in the engine, including imports for types."""
 
 from __future__ import annotations
 
-from unit.test_layers import ALL
+from unit.test_layers import edges
 
 MAX_FILES = 3
 
@@ -32,7 +32,7 @@ def edges_of(package: str) -> set[tuple[str, str]]:
     inside = f"{package}."
     return {
         (found.module, found.target)
-        for found in ALL
+        for found in edges()
         if found.module.startswith(inside) and found.target.startswith(inside)
     }
 

@@ -1,4 +1,4 @@
-"""Who gets the context: in which forms of a hook a parameter called `context` asks for it."""
+"""The forms of a hook in which a parameter called `context` receives the context."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FORMS = [
     (PROCESS, lambda self, feed_batch, typical_logid, context: {}, (2, True)),
     (POSTPROCESS, lambda self, i, fetch, *, context: {}, (2, True)),
     (POSTPROCESS, lambda self, i, fetch, data_id, log_id, context: {}, (4, True)),
-    # What is by position what it has always been stays that.
+    # A parameter by position keeps its former meaning.
     (PREPROCESS, lambda self, i, context: {}, (2, False)),
     (PREPROCESS, lambda self, i, context=None: {}, (2, False)),
     (PREPROCESS, lambda self, context: {}, (1, False)),

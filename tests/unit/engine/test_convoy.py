@@ -113,7 +113,7 @@ class World:
         return answer
 
     def ended(self):
-        """(the requests, the spans) that were told, in the order of their data ids."""
+        """Return (the requests, the spans) in the journal, in the order of their data ids."""
         self.journal.flush()
         return tuple(
             sorted(rows, key=lambda each: each["data_id"])

@@ -57,7 +57,7 @@ async def test_who_finds_the_queue_full_is_refused_at_once_and_not_counted_at_th
 
 @virtual
 async def test_those_who_are_refused_take_no_places_from_others():
-    """All leave the queue in one go, and who waited to be let in goes on."""
+    """They leave the queue together, and requests that waited for admission continue."""
     config = {
         "worker_num": 3,
         "dag": {"channel_size": 2},

@@ -583,7 +583,7 @@ async def test_an_op_may_ask_for_more_patience_with_its_workers():
 
 @virtual
 async def test_branches_that_lost_the_race_leave_nothing_behind_an_op_that_hangs():
-    """All gauges are 0: else what is pending there stands for ever, and nobody looks."""
+    """All gauges are 0: a pending entry would stay there forever."""
     read = RequestOp()
     slow, quick = Tag("slow", [read]), Tag("quick", [read])
     config = {"dag": {"channel_recv_first_arrive": True}}
@@ -597,7 +597,7 @@ async def test_branches_that_lost_the_race_leave_nothing_behind_an_op_that_hangs
         assert len(engine.pools["slow"].given_up) == 1
         assert [op.running for op in engine.executor.state().ops] == [0, 0, 0]
         engine.journal.flush()
-        assert len(engine.spans) == 15, "each turn is told"
+        assert len(engine.spans) == 15, "each turn is recorded"
 
 
 @virtual
@@ -619,7 +619,7 @@ async def test_requests_end_even_when_no_stuck_worker_can_be_replaced():
         got = await asyncio.gather(engine.ask(), engine.ask())
         assert [response.err_no for response in got] == [6000, 6000]
         assert not engine.executor.is_ready
-        assert engine.readiness == [True, False], "who asked to be told is told"
+        assert engine.readiness == [True, False], "the observer is notified"
 
 
 @virtual
@@ -828,7 +828,7 @@ async def test_an_error_behind_what_a_jump_passed_over_is_what_the_caller_is_tol
 
 @virtual
 async def test_what_was_jumped_over_does_not_answer_after_all():
-    """The target reads another Op too: what comes of that one is late, be it an error."""
+    """The target also reads another Op, whose answer or error is too late."""
     read = RequestOp()
     j, bad = Jumper("jumper", [read]), Fails("bad", [read])
     target, side = Tag("target", [j, bad]), Tag("side", [read])
@@ -903,7 +903,7 @@ async def test_a_jump_back_starts_races_anew_and_forgets_who_still_runs_in_the_o
         await asyncio.sleep(2.0)
         assert [op.queued + op.running for op in engine.executor.state().ops] == [0] * 5
         engine.journal.flush()
-        assert sum(turn["op"] == 1 for turn in engine.spans) == 2, "each turn is told"
+        assert sum(turn["op"] == 1 for turn in engine.spans) == 2, "each turn is recorded"
 
 
 @virtual

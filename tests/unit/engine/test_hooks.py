@@ -1,4 +1,4 @@
-"""What is refused at start, what is warned of, and that every historical form is left alone."""
+"""Errors of hooks at the start, warnings, and every historical form, which stays valid."""
 
 from __future__ import annotations
 

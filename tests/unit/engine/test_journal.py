@@ -191,7 +191,7 @@ async def test_a_restarted_request_counts_once_and_only_what_its_last_start_cost
 
 
 class PacksElsewhere(ResponseOp):
-    """What is overridden is not called on the event loop."""
+    """An overridden method is not called on the event loop."""
 
     def pack_response_package(self, channeldata):
         return super().pack_response_package(channeldata)

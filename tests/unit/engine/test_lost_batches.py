@@ -1,4 +1,4 @@
-"""What becomes of a batch whose worker died, hung, or will not come back."""
+"""Batches whose worker died, hung, or does not return."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_error_says_who_died_where_why_and_what_was_in_the_batch():
 
 
 def batched(retry=1, **more):
-    """One Op that takes what is ready, up to 4, and is told when to finish."""
+    """Configure one Op that takes up to 4 ready requests; the test ends its calls."""
     settings = {"batch_size": 4, "concurrency": 1, "retry": retry, **more}
     return {"op": {"slow": settings}}
 

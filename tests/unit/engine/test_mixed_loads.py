@@ -20,7 +20,7 @@ SECONDS, DEADLINE_S = 5.0, 2.0
 
 
 class Gate(Op):
-    """Answers what is quick, and has the rest go on."""
+    """Answers the quick requests, and passes the others on."""
 
     def preprocess(self, input_dicts, data_id=0, log_id=0):
         (fed,) = input_dicts.values()
@@ -113,7 +113,7 @@ async def test_a_level_that_asks_for_too_much_has_all_that_there_is(times):
         began = asyncio.get_running_loop().time()
         _, found = await offer([(first, times * CAPACITY), (last, times * CAPACITY)])
         check_share(first, began, CAPACITY)
-        assert found[REFUSED] > 0.5 * found.total(), "whose turn never comes are told so"
+        assert found[REFUSED] > 0.5 * found.total(), "requests that cannot be served are refused"
 
 
 @pytest.mark.parametrize(("worker_num", "waits"), [(None, False), (256, True)])

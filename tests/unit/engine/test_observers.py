@@ -1,4 +1,4 @@
-"""Watchers: whoever looks on, and fails at it, does no harm to those who work."""
+"""An observer that fails does not harm the requests."""
 
 from __future__ import annotations
 

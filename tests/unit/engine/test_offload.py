@@ -1,4 +1,4 @@
-"""What is large is worked on beside the event loop, for as long as somebody waits for it."""
+"""Large messages are processed beside the event loop, as long as a caller waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ragged batches: what `process` is fed, what it is told of shapes, and how its results are cut."""
+"""Ragged batches: the inputs of `process`, their shapes, and the split of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RateLimiter: who begins when, of those who need the same resources; and Ops that ask it."""
+"""RateLimiter: the order in which batches get resources that they share; and Ops with one."""
 
 from __future__ import annotations
 

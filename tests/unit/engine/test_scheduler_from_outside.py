@@ -1,4 +1,4 @@
-"""A scheduler that a script registers: what stands around ours stands around it, too."""
+"""A scheduler that a script registers has the same filters around it as built-in ones."""
 
 from __future__ import annotations
 

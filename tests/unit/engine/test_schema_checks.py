@@ -28,7 +28,7 @@ class Said(pipeline.Schema):
 
 
 class Slow(Said):
-    """As good as any, but for its code, which may take a while."""
+    """A valid request whose check may take long."""
 
     def __post_init__(self) -> None:
         if self.said == "fail":
@@ -100,7 +100,7 @@ async def test_what_a_frontend_has_unpacked_is_checked_without_conversion():
         assert await ask(a="3") == "a: expected int, found str '3'"
         assert await ask(a="3", is_text=True) == {"said": "fine"}
         assert op.seen == [{"a": 3, "b": "b"}] * 3
-        # A request for one Op is no request of the RequestOp's.
+        # A request for one Op does not pass the RequestOp.
         assert await ask(op, **{"@DAGExecutor": {"a": 13}}) == {"said": 13}
 
 

@@ -1,4 +1,4 @@
-"""What sequences add to a call of `process`: controls, states, and fillers at empty slots."""
+"""Sequences add controls, states, and fillers of empty slots to a call of `process`."""
 
 from __future__ import annotations
 

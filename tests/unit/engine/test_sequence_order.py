@@ -30,7 +30,7 @@ class Passes(Op):
 
 
 class Keeps(Op):
-    """Answers with all that its sequence has brought so far."""
+    """Answers with everything that its sequence has sent so far."""
 
     def init_op(self):
         self.kept = {}
@@ -74,7 +74,7 @@ async def result(asked, name="keeps"):
 
 
 async def pool(engine, name, *data_ids):
-    """Let the requests with these numbers go on at an Op, in this order."""
+    """Release the requests with these numbers at an Op, in this order."""
     for data_id in data_ids:
         await settle()
         (worker,) = (
@@ -184,7 +184,7 @@ async def test_a_start_that_fails_on_the_way_ends_the_old_sequence_of_its_id():
         await pool(engine, "pass", 2, 1, 0)
         assert await result(asked[0]) == [0]
         assert "pass refuses" in await result(asked[1])
-        assert NO_START in await result(asked[2]), "it does not go on with the old one"
+        assert NO_START in await result(asked[2]), "it does not continue the old one"
 
 
 class Parts(Op):

@@ -78,7 +78,7 @@ def test_what_comes_alone_goes_at_once_and_what_comes_together_goes_together():
             await finish(pool, 4)
             asked += [engine.ask() for _ in range(2)]
             await settle()
-            assert pool.given[3:] == [[Item] * 2]  # in such a crowd the first one waits, too
+            assert pool.given[3:] == [[Item] * 2]  # in such a crowd the first one also waits
             await finish(pool, 2)
             for _ in range(2):
                 asked.append(engine.ask())

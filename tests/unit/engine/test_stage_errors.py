@@ -1,4 +1,4 @@
-"""What is made of the errors of users' methods."""
+"""Errors of users' methods become errors of their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads errors of the server's own in full, and who reads a sentence."""
+"""Which clients get internal errors in full, and which get one sentence."""
 
 from __future__ import annotations
 

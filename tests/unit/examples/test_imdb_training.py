@@ -46,7 +46,7 @@ def network(request, training):
 def some_words(rng: np.random.Generator, reviews: int) -> np.ndarray:
     words = rng.integers(1, VOCABULARY, (reviews, 256))
     words[:, 40:] = 0
-    words[0] = 0  # a review without a word
+    words[0] = 0  # an empty review
     return words
 
 
@@ -106,7 +106,7 @@ def loss(network, parameters, words, labels) -> float:
 
 
 def test_gradients_are_the_slopes_of_the_loss(network, rng):
-    # Fresh biases are zero, where the review without a word would sit on the kink of the ReLU.
+    # Fresh biases are zero, where the empty review would sit on the kink of the ReLU.
     parameters = {
         name: value + rng.normal(0, 0.1, value.shape) * name.endswith("bias")
         for name, value in network.initial(rng).items()

@@ -1,4 +1,4 @@
-"""What caches do, in statistics and metrics."""
+"""Hits and misses of caches in statistics and metrics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_hit_is_a_success_and_no_execution():
     assert (op.success_count, op.inference_count, op.execution_count) == (2, 4, 1)
     assert (op.cache_hit_count, op.cache_hit_ns) == (1, 2 * MS)
     assert (op.cache_miss_count, op.cache_miss_ns) == (1, 1 * MS)
-    assert op.success_ns == (4 + 1 + 3) * MS, "a miss takes as long as it was looked for, too"
+    assert op.success_ns == (4 + 1 + 3) * MS, "the time of a lookup also counts for a miss"
     assert op.infer_ns == 3 * MS
     assert (whole.success_count, whole.inference_count, whole.execution_count) == (1, 0, 0)
     assert (whole.cache_hit_count, whole.cache_miss_count) == (1, 0)

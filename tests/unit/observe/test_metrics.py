@@ -312,7 +312,7 @@ def test_a_process_that_is_missing_takes_only_its_own_series_away():
 
 
 def test_what_processes_counted_that_are_no_more_is_in_no_series():
-    """Their own series had it; Prometheus goes on with them when another process starts from 0."""
+    """Their own series had it; Prometheus continues them when another process starts from 0."""
     past = Snapshot(NO_REPLICA, engine(), snapshot(success_count=9).models)
     for of in (render, render_predecessor):
         assert of([snapshot(0), past], by_replica=True) == of([snapshot(0)], by_replica=True)

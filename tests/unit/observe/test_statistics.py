@@ -110,7 +110,7 @@ def test_batches_next_to_each_other_are_told_apart():
 
 
 def test_an_op_within_a_walk_is_done_when_it_ends_and_the_last_one_when_the_loop_knows():
-    """Both came back to the loop together: what the second took is no part of the first."""
+    """Both came back to the loop together: the time of the second is not part of the first's."""
     first, last = a_turn(0, at=1000 * MS), a_turn(1, at=1010 * MS)
     first["result_received_ns"] = last["result_received_ns"]
     other = {**first, "op": 2, "data_id": 2}

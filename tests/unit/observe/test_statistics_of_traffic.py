@@ -138,7 +138,7 @@ async def run(config: dict[str, Any], times: dict[str, float], actions: list[Any
             check_at_any_time(traffic)
         asked = await asyncio.gather(*traffic.asked, return_exceptions=True)
         alone = await asyncio.gather(*traffic.alone, return_exceptions=True)
-        await asyncio.sleep(1)  # what ran for those who left comes back
+        await asyncio.sleep(1)  # the runs of callers that left end
         check_at_any_time(traffic)
         check_at_the_end(traffic, asked, alone)
 

@@ -1,4 +1,4 @@
-"""What loading a model takes: told where it can be told."""
+"""The memory and time that loading a model takes, where they are known."""
 
 from __future__ import annotations
 

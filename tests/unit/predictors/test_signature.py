@@ -1,4 +1,4 @@
-"""What may be fed to a model, and what is said when it may not."""
+"""The inputs that a model accepts, and the errors of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain JSON: what goes in comes out, in one go or in slices, and errors say where and what."""
+"""Plain JSON: values survive a round trip, whole or in slices, and errors say what and where."""
 
 from __future__ import annotations
 

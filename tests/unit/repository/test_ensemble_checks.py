@@ -56,7 +56,7 @@ RIGHT = {
         ("b", {"x": "in"}, {"y": "right"}),
         ("c", {"x": "left", "z": "right"}, {"y": "out"}),
     ),
-    "a tensor that is an output and goes on": ensemble(
+    "a tensor that is an output and an input": ensemble(
         ("a", {"x": "in"}, {"y": "t"}), ("b", {"x": "t"}, {"y": "out"}), outputs=("out", "t")
     ),
 }

@@ -67,7 +67,7 @@ def shown(error):
 
 
 async def ask(there, *values, **more):
-    """What came of each."""
+    """Return the answer to each."""
     convoy, answer = begin(there, *values, **more)
     data = await answer
     assert data.error is None
@@ -103,7 +103,7 @@ async def test_what_a_caller_says_is_told_at_each_step():
         await chain(there)
         infos = [RequestInfo(id="one"), RequestInfo(id="two")]
         await ask(there, 1, 2, infos=infos)
-        for each in "abc":  # these merge their batches: it is told of both
+        for each in "abc":  # these merge their batches: the model gets both
             assert [told.id for told in there.ops[each].told] == ["one", "two"]
 
 

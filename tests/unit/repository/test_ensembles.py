@@ -281,7 +281,7 @@ async def test_the_other_branch_is_finished_when_one_fails():
         assert str(data.error).startswith("in ensemble 'e', ")
 
 
-# Who has left ------------------------------------------------------------------------------------
+# Callers that left -------------------------------------------------------------------------------
 
 
 @virtual
@@ -356,7 +356,7 @@ def count(x):
 
 
 async def parts(there: Shelf, most: int = 0, **service_s: float | None) -> None:
-    """`a` makes as many parts as it is told, each of which goes through `b`."""
+    """Add `a`, which makes as many parts as a request asks for, and `b`, which reads each."""
     await there.add(config_of("a", ONE, {"y": [2]}, parts=True), count)
     await there.add(config_of("b", ONE, {"y": [2]}), plus(10), service_s.get("b", 0.0))
     await there.add_ensemble(

@@ -94,7 +94,7 @@ def test_what_has_changed_is_seen_part_by_part(repository):
     (folder / "3" / "__pycache__").mkdir()
     (folder / "3" / "__pycache__" / "model.pyc").touch()
     (folder / "__pycache__").mkdir()
-    assert look(folder).stamp == last, "bytecode is no change"
+    assert look(folder).stamp == last, "bytecode is not a change"
     assert set(look(folder).versions) == {1, 3, 12}
     (folder / "3" / "model.py").unlink()
     assert look(folder).stamp != last

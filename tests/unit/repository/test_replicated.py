@@ -1,4 +1,4 @@
-"""Replicas of a server: what one loads or unloads all do, whoever dies or comes meanwhile."""
+"""Replicas of a server: all load what one loads, also while a replica dies or joins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Loading = Callable[[], Awaitable[Any]]
 
 
 class Control(ReplicatedControl):
-    """A replica whose loads are told how they go; `loaded` has the names of its models."""
+    """A replica whose loads the test lets succeed or fail; `loaded` has its models' names."""
 
     def __init__(self, folder: Any, replica: ReplicaContext, loading: Loading) -> None:
         super().__init__(ControlSettings((folder,), "explicit"), cast(Any, None), replica)
@@ -85,7 +85,7 @@ class Server:
         return replica
 
     def end(self, replica: Replica) -> None:
-        """Have a replica end, with all that it was at."""
+        """End a replica, with its work."""
         replica.has_left = True
         self.members.remove(replica)
         for task in replica.tasks:

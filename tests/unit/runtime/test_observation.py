@@ -1,4 +1,4 @@
-"""What looks into a server, by configuration; and what is kept of copies that are no more."""
+"""The sinks of a server by configuration; and the counts of copies that have ended."""
 
 from __future__ import annotations
 

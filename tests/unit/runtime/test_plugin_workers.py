@@ -1,4 +1,4 @@
-"""Workers of a plug-in have what the engine asks of them, though their class is not of ours."""
+"""Workers of a plug-in have what the engine asks for, though their class is foreign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a schema makes of values, and what it says of those that do not fit."""
+"""A schema converts values, and reports the ones that do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values and the JSON schemas of callers: as `jsonschema` has it, and nothing takes for ever."""
+"""JSON schemas of callers accept the values that `jsonschema` accepts, in bounded time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A start for which there is no memory or thread is told in words."""
+"""A start that fails for lack of memory or threads says so."""
 
 from __future__ import annotations
 

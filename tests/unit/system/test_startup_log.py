@@ -1,4 +1,4 @@
-"""What is told while a server starts."""
+"""The log of a server's start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.system.startup_log import STARTUP, told_if_slow, who_ended, who_lo
 
 @pytest.fixture
 def said(caplog):
-    """What was logged of the start."""
+    """Return the logged lines of the start."""
     caplog.set_level("INFO", STARTUP)
     return lambda: [re.sub(r"\d\d:\d\d:\d\d", "now", text) for text in caplog.messages]
 

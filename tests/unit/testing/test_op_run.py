@@ -117,14 +117,14 @@ def test_an_op_that_reads_several_gets_a_dict_for_each():
 class Routes(Op):
     def preprocess(self, input_dicts):
         (request,) = input_dicts.values()
-        return Goto(request, "dear") if request["unsure"] else Answer(request)
+        return Goto(request, "large") if request["unsure"] else Answer(request)
 
 
 def test_where_an_answer_goes_is_told_beside_it():
     answers = run_op(Routes, [{"unsure": True}, {"unsure": False}])
     goto = answers.route(0)
     assert isinstance(goto, Goto)
-    assert goto.to == ("dear",)
+    assert goto.to == ("large",)
     assert isinstance(answers.route(1), Answer)
     assert answers[0] == {"unsure": True}
     assert run_op(Words, [{"text": "a"}]).route(0) is None

@@ -1,4 +1,4 @@
-"""The model that is none: what it answers, and what it remembers."""
+"""The fake model: its answers, and its memory of calls."""
 
 from __future__ import annotations
 

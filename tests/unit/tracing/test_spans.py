@@ -69,7 +69,7 @@ class Recording:
 
 
 class AtOnce(Executor):
-    """Does what it is told at once, or when `open` is called."""
+    """Runs its calls at once, or when `open` is called."""
 
     def __init__(self) -> None:
         self.is_held = False

@@ -137,7 +137,7 @@ OTHER_BODIES = (
     Case("a large form", form(('name="a"; filename="x"', b"\r\n--b1 --\r" * 20_000)), 200,
          {"a": base64.b64encode(b"\r\n--b1 --\r" * 20_000).decode()}, FORM),
     Case("an empty form", b"--b0--\r\n", 200, {}, FORM),
-    package("text that is none", b"\xff", "not UTF-8: invalid start byte at byte 0; or send "
+    package("text that is not UTF-8", b"\xff", "not UTF-8: invalid start byte at byte 0; or send "
             "application/octet-stream", headers=typed("text/plain")),
     package("text of another charset", b"a", "send charset=utf-8 or none", 415,
             headers=typed("text/plain; charset=latin-1")),
@@ -150,7 +150,7 @@ OTHER_BODIES = (
     package("a form of nothing", b"", "the form is cut short", headers=FORM),
     package("a part without a name", form(("x=y", b"1")), "part 1 of the form has no name",
             headers=FORM),
-    package("a part that is no text", form(('name="a"', b"\xff")), "the form's a is not UTF-8",
+    package("a part that is not UTF-8", form(('name="a"', b"\xff")), "the form's a is not UTF-8",
             headers=FORM),
     package("a part that is no JSON",
             form(('name="a"\r\nContent-Type: application/json', b'{"b": [NaN]}')),

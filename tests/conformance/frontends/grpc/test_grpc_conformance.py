@@ -243,7 +243,7 @@ def test_who_reads_no_answers_does_not_have_all_requests_taken(server, channel):
 
     answers = channel.stream_stream(STREAM)(endless(), timeout=60)
     seen = -1
-    while seen != sent:  # it goes on for as long as somebody takes something
+    while seen != sent:  # the stream continues as long as its reader takes parts
         seen = sent
         wait_until(lambda: server.executor.inside == 0)
         for _ in range(200):

@@ -1,4 +1,4 @@
-"""What callers of gRPC hear while the server is full, starts or stops, whoever terminates gRPC."""
+"""Answers of gRPC while the server is full, starts or stops, with and without the gateway."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLOSED = "3001"
 
 @pytest.fixture
 def holder() -> Iterator[Holder]:
-    """What is still held is let go at the end."""
+    """Requests that are still held are released at the end."""
     found = Holder()
     yield found
     found.release()

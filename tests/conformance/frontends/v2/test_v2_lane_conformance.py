@@ -23,14 +23,14 @@ BESIDE = "TE: trailers"  # has a request leave the lane, and means nothing
 
 
 class Mixed(Op):
-    """Gives what it gets and more; fails, or answers much, if it is told to."""
+    """Gives its inputs and more; fails, or gives a large answer, on request."""
 
     input_tensors = (Tensor("x", "FP32", (-1,)), Tensor("t", "BYTES", (1,)))
 
     def preprocess(self, input_dicts: Any, data_id: int, log_id: int) -> Any:
         (found,) = input_dicts.values()
         if found["t"] == "fail":
-            raise ValueError("it was told to")
+            raise ValueError("asked to fail")
         more = {"much": np.zeros(30_000, np.float32)} if found["t"] == "much" else {}
         if found["t"] == "nan":
             more = {"nan": np.array([np.nan, np.inf], np.float32)}

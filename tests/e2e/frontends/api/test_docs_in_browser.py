@@ -28,7 +28,7 @@ def opened(streams: bool = False, width: int = 1280) -> Iterator[Browser]:
         browser.open(f"http://127.0.0.1:{server.http_port}/docs")
         browser.wait_for("document.getElementById('state').textContent === 'Ready'")
         yield browser
-        # What a server refuses is told by the browser, too.
+        # The browser also reports refusals of the server.
         assert [text for text in browser.complaints if "status of 400" not in text] == []
 
 

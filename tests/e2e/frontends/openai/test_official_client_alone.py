@@ -1,4 +1,4 @@
-"""The official client, as a process of its own, does all that `make clients` has it do."""
+"""The official client, in its own process, makes every call of `make clients`."""
 
 from __future__ import annotations
 

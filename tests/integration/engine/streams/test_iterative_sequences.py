@@ -63,7 +63,7 @@ def config(**more):
 
 
 def steps(texts):
-    """(ids and slots that were told, STARTs, sums) of one request's parts."""
+    """Return (ids and slots, STARTs, sums) of one request's parts."""
     words = [text.replace("=", ".").split(".") for text in texts]
     seats = {(int(id), int(slot)) for id, _, slot, _ in words}
     return seats, [int(start) for _, start, _, _ in words], [int(total) for *_, total in words]

@@ -282,7 +282,7 @@ async def test_a_yield_with_too_few_rows_is_an_error_of_all():
 
 
 class Endless(Op):
-    """Yields for ever; says how far it has got, and when it was closed."""
+    """Yields forever; records its progress, and when it was closed."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -378,7 +378,7 @@ async def test_endless_streams_leave_a_worker_for_others():
 
 @on_loop
 async def test_a_new_stream_waits_for_few_turns_of_each_of_the_others():
-    """In parts, not in seconds: its first one is not behind all that others make."""
+    """In parts, not in seconds: its first part comes before most parts of the others."""
     count, window = 20, 4
     op = Endless("endless", RequestOp())
     async with serving(op, worker_num=count + 1, dag={"stream_window": window}) as streams:
@@ -462,7 +462,7 @@ async def test_an_error_of_an_op_behind_ends_the_stream_and_closes_the_generator
 
 @on_loop
 async def test_a_branch_that_fails_does_not_hold_the_others_back():
-    """Nobody takes parts there any more; the generator goes on for those who do."""
+    """That branch takes no more parts; the generator continues for the others."""
 
     class Fails(Mark):
         def preprocess(self, input_dicts, data_id, log_id):
@@ -494,7 +494,7 @@ async def test_what_is_no_answer_is_an_error():
 
 @on_loop
 async def test_a_generator_that_hangs_is_given_up(workers):
-    """The others of its thread go on in another one; those of its process end with it."""
+    """The others continue in another thread; in a process they end with it."""
     release = Event()
 
     class Hangs(Op):
@@ -693,7 +693,7 @@ async def test_the_deadline_of_a_request_ends_its_stream():
         await streams.idle()
 
 
-# What is told of it -------------------------------------------------------------------------------
+# Counts, spans and logs ---------------------------------------------------------------------------
 
 
 @on_loop

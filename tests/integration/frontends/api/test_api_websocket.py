@@ -21,7 +21,7 @@ MADE: dict[int, int] = {}
 
 
 class Counts(Op):
-    """Counts up to `n`; a negative one goes on for ever, 99 fails behind two parts."""
+    """Counts up to `n`, forever if it is negative; 99 fails after two parts."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__("counts", [RequestOp()], **options)
@@ -173,7 +173,7 @@ def test_a_slow_reader_stops_the_generator(server):
             before = MADE[-9]
             stands.wait(0.2)
         assert before < 100
-        answers(socket, before)  # it goes on
+        answers(socket, before)  # the stream continues
     while CLOSED.get(timeout=20) != -9:
         pass
 

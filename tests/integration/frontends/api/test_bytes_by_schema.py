@@ -1,4 +1,4 @@
-"""Bytes that a schema asks for come in base64 in plain JSON; what is none says where it stands."""
+"""Bytes of a schema come in base64 in plain JSON; an error names the place of any other."""
 
 from __future__ import annotations
 

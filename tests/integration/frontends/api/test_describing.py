@@ -1,4 +1,4 @@
-"""What describes `/api`: the document, the page, and that both say what the server does."""
+"""The document and the page that describe `/api` say what the server does."""
 
 from __future__ import annotations
 

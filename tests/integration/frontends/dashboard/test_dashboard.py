@@ -362,7 +362,7 @@ def test_only_so_many_record_at_a_time(played):
 
 
 def test_a_recording_whose_caller_left_counts_until_it_ends(played):
-    """Other copies of the server go on with it: who asks and leaves must not pile them up."""
+    """Other copies of the server still record: callers that leave must not pile up."""
     going_on, begun = asyncio.Event(), []
 
     async def record(seconds: float) -> list[bytes]:

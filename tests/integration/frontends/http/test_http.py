@@ -848,7 +848,7 @@ async def answers_at_once(request, timeout_s):
 
 def test_an_unforeseen_error_is_an_internal_error_in_the_shape_of_a_response(caplog):
     async def fails(request, timeout_s):
-        raise ZeroDivisionError("of ours")
+        raise ZeroDivisionError("our defect")
 
     async def test():
         async with Door(fails) as door:
@@ -857,7 +857,7 @@ def test_an_unforeseen_error_is_an_internal_error_in_the_shape_of_a_response(cap
     head, _, body = asyncio.run(test()).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 500 ")
     assert json.loads(body) == {**EMPTY, "err_no": 10000, "err_msg": "internal error of the server"}
-    assert "of ours" in caplog.text
+    assert "our defect" in caplog.text
 
 
 def test_an_answer_that_cannot_be_written_ends_the_connection(caplog):

@@ -1,4 +1,4 @@
-"""What streams over HTTP are at the server's own door alone."""
+"""Streams over HTTP, as far as only the server's own door has them."""
 
 from __future__ import annotations
 

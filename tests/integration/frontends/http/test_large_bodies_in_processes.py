@@ -27,7 +27,7 @@ DIES, FAILS, WAITS = 66, 67, 68
 
 
 class Keeps(Op):
-    """Adds up the first bytes of all that it has been given, writes into it and keeps it."""
+    """Adds up the first bytes of its inputs, writes into them and keeps them."""
 
     gate: Path  # requests that ask for it wait as long as it is there
     input_tensors = (Tensor("x", "UINT8", (-1,)),)

@@ -348,7 +348,7 @@ async def opened_wire(handle: Any = echo, **how: Any) -> AsyncIterator[tuple[Con
     connection.connection_made(wire)
     yield connection, wire
     connection.connection_lost(None)
-    await asyncio.sleep(0)  # those who are cancelled end
+    await asyncio.sleep(0)  # the cancelled calls end
 
 
 @contextlib.asynccontextmanager

@@ -45,7 +45,7 @@ DIRECT = 4
 
 
 class Work:
-    """What has begun for a call."""
+    """The work that a call has begun."""
 
     def __init__(self) -> None:
         self.cancelled = 0

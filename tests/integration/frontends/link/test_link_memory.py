@@ -111,7 +111,7 @@ class Gateway:
                     return flags, number, found[HEAD.size :]
 
     def read(self, places: bytes) -> bytes:
-        """What lies where an END says."""
+        """Return the bytes at the places that an END names."""
         found = b""
         while places:
             region, offset, size = PLACE.unpack_from(places)
@@ -330,7 +330,7 @@ def test_memory_that_cannot_be_shared_leaves_nothing_open(
 def test_memory_of_a_gateway_is_taken_back_when_it_has_unmapped_it(
     memory: ServerMemory, is_killed: bool
 ) -> None:
-    """And not before: it may still write to what it was given, and read what it was told of."""
+    """And not before: it may still write to its regions, and read the answers in others."""
 
     shared = GatewayMemory(memory)
     held = given_by(shared)
@@ -358,7 +358,7 @@ def test_memory_of_a_gateway_is_taken_back_when_it_has_unmapped_it(
             os.close(held)
         async with asyncio.timeout(30):
             await ended.wait()
-        assert memory.used == 1  # the body of a request that goes on
+        assert memory.used == 1  # the body of a request under way
         assert memory.open_region() != region
         del body
         assert memory.used == 0
@@ -381,7 +381,7 @@ def given_by(shared: GatewayMemory) -> int:
 def test_memory_is_taken_back_from_a_gateway_that_comes_again(
     memory: ServerMemory, tmp_path: Path
 ) -> None:
-    """Its process goes on, and its connection was given up."""
+    """Its process continues, and its connection was given up."""
     path = tmp_path / "link"
 
     async def run() -> None:

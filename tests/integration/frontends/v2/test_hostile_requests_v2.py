@@ -171,7 +171,7 @@ def test_requests_of_the_protocol_that_break_off_anywhere_are_borne(target, rng)
 
 @pytest.mark.parametrize("model", ["svc", "declared", "echo"])
 def test_bodies_with_wounds_are_answered_in_the_protocols_form(target, rng, model):
-    """A framed body is always answered, and the connection goes on with the next request."""
+    """A framed body always gets an answer, and the connection takes the next request."""
     with Connection(target.http_port) as connection:
         for _ in range(400):
             body = mutated(rng.choice((GOOD_JSON, GOOD_BINARY)), rng)
@@ -481,14 +481,14 @@ def test_streams_that_are_left_in_the_midst_leave_nothing_behind(target, rng):
         asking = [task for task in asyncio.all_tasks() if "_consume_request" in repr(task)]
         await asyncio.gather(*asking, return_exceptions=True)
 
-    # On the server's loop: gRPC hands on the ends of cancelled calls through any loop there is,
-    # and it is an error on that one if the loop of their caller is closed by then.
+    # On the server's loop: gRPC reports the ends of cancelled calls through any running loop,
+    # which logs an error if the caller's loop has been closed before.
     target.server._thread.run(main())
     executor = target.server.executor
     wait_until(lambda: (executor.inside, executor.waiting) == (0, 0))
 
 
-# What looks on ------------------------------------------------------------------------------
+# Queries ------------------------------------------------------------------------------------
 
 QUERIES = [
     "seconds=0.1",

@@ -99,7 +99,7 @@ def failures(server):
 
 
 def talk(server, messages):
-    """The answers of one stream to all that is said before any of them is read, by their ids."""
+    """Send all messages on one stream, then read its answers; return them by their ids."""
     with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
         call = channel.stream_stream(
             STREAM, pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString

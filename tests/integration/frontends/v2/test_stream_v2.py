@@ -42,7 +42,7 @@ def asking(
 
 
 class Stream:
-    """A caller's stream; `say` goes on with it, `close` says that nothing follows."""
+    """A caller's stream; `say` sends a message, `close` says that nothing follows."""
 
     def __init__(self, server: PipelineServer) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
@@ -188,7 +188,7 @@ def test_a_caller_who_does_not_read_makes_the_generator_wait(stream, seen):
     stream.next()
     before = seen.made_at_rest()
     assert before < 1000
-    assert len(stream.next(before)) == before  # it goes on
+    assert len(stream.next(before)) == before  # the stream continues
 
 
 def test_the_unary_method_is_refused(server):

@@ -52,7 +52,7 @@ class Speaks(Op):
 
 
 class Collector:
-    """What came, by signal."""
+    """The received messages, by signal."""
 
     def __init__(self) -> None:
         self.records: dict[str, Any] = {}

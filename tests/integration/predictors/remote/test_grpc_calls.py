@@ -30,7 +30,7 @@ from pipeline.tracing.context import TraceContext, format_traceparent, set_call_
 
 SERVICE = "test.Service"
 PATH = f"/{SERVICE}/ask"
-HOUR_S = 3600.0  # whoever waits for it has failed: the test's own limit is shorter
+HOUR_S = 3600.0  # a test that waits for it fails: the test's own limit is shorter
 
 
 def echo(request: bytes, context: Any) -> bytes:

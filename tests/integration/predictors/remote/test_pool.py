@@ -60,7 +60,7 @@ def dead_address() -> tuple[str, int]:
 
 @pytest.fixture
 def silent_address() -> Iterator[tuple[str, int]]:
-    """Attempts to connect get no answer: the queue of those who want to is full."""
+    """An address where attempts to connect get no answer: the listener's queue is full."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         address = listener.getsockname()

@@ -47,7 +47,7 @@ FEED = {
 
 
 def echo_outputs(peer: Peer, frame: BrpcFrame) -> None:
-    """What was fed comes back as the outputs of one model."""
+    """Answer with the inputs as the outputs of one model."""
     request = Request.FromString(frame.body)
     response = Response()
     response.outputs.add(engine_name="echo").tensor.extend(request.tensor)

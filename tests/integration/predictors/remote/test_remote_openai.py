@@ -77,7 +77,7 @@ class Asks(Op):
         return {name: str(value) for name, value in fetch_data.items()}
 
 
-# What is asked, and what is made of the answer ---------------------------------------------------
+# Requests, and the outputs made of the answers ---------------------------------------------------
 
 
 def test_a_chat_is_asked_as_it_is_and_answered_with_our_names():
@@ -262,7 +262,7 @@ def test_a_call_ends_while_the_model_is_silent_when_nobody_waits_any_more():
 
 
 def floods(handler: Any, asked: Any) -> None:
-    """Say that it is there, for ever."""
+    """Send lines that keep the connection alive, forever."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
     with contextlib.suppress(OSError):
         while True:
@@ -476,7 +476,7 @@ def test_a_key_that_is_none_is_not_shown():
     assert KEY not in repr(raised.value.__cause__)
 
 
-# Servers of ours --------------------------------------------------------------
+# Our own servers --------------------------------------------------------------
 
 
 def settings(url: str, **more: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The predictor for other pipelines: against a server of ours, and one that answers text only."""
+"""The predictor for other pipelines: with our server, and with one that only answers text."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def asking_paddle(
             predictor.close()
 
 
-# --- a pipeline of ours ---------------------------------------------------------------------
+# --- our own pipeline -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -229,12 +229,12 @@ def test_two_pipelines_in_a_row_answer_as_one():
     ],
 )
 def test_the_code_and_the_text_are_the_peers(code: int, kind: type[Exception]):
-    answer = Response(err_no=code, err_msg="as it was", key=["x"], value=["1"])
+    answer = Response(err_no=code, err_msg="the peer's", key=["x"], value=["1"])
     with asking_paddle(lambda request: answer) as predictor, pytest.raises(kind) as caught:
         predictor.predict({"x": "a"})
     assert type(caught.value) is kind
     assert caught.value.code == code
-    assert str(caught.value) == "as it was"
+    assert str(caught.value) == "the peer's"
 
 
 def test_a_server_that_is_gone_is_unavailable_and_a_closed_predictor_says_so():

@@ -15,7 +15,7 @@ from pipeline.errors import ErrorCode
 
 
 class Endless(Op):
-    """Yields its process's id for ever, and says when a generator of it was closed."""
+    """Yields its process's id forever, and records when a generator of it was closed."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)

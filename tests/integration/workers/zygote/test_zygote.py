@@ -1,4 +1,4 @@
-"""Zygotes: workers are started, and it is told what becomes of them."""
+"""Zygotes start workers, and report their ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_children_talk_over_their_sockets_and_know_their_numbers(nursery, start_
     family.until(lambda: all(child.state == "running" for child in children))
     assert len({child.pid for child in children}) == 3
     assert [child.number for child in children] == [0, 1, 2]
-    assert not any(family.states.values()), "that it runs is no change"
+    assert not any(family.states.values()), "a start is not a change"
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])

@@ -301,7 +301,7 @@ def test_without_zygotes_starts_end_at_once_and_say_why(nursery):
     family.until_ended(child)
     family.until(lambda: family.pids == [])
     late = family.start()
-    assert late.state == "starting", "nobody is told from within start()"
+    assert late.state == "starting", "start() itself notifies nobody"
     family.until_ended(late)
     assert "both were killed" in late.ending
     late.kill()

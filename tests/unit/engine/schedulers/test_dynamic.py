@@ -59,7 +59,7 @@ def test_a_full_batch_is_queued_at_a_busy_worker_that_is_known_to_be_quick():
 def test_a_batch_is_bounded_in_samples_too():
     scheduler = filled(4, rows=3, batch_size=8, auto_batching_timeout_s=0.01)
     assert size(scheduler.next(load(max_rows=8), 5.0)) == 2, "as many as fit, at once"
-    assert scheduler.next(load(max_rows=8), 5.0) == 5.01, "6 samples are no full batch"
+    assert scheduler.next(load(max_rows=8), 5.0) == 5.01, "6 samples do not fill a batch"
 
 
 def test_no_more_begin_than_there_is_room_for_behind():

@@ -15,7 +15,7 @@ TEN_S = 10_000_000
 
 
 def preferring(*sizes, delay=TEN_S, held=0, **more):
-    """A batcher whose requests are told apart by their shape, as Triton's are."""
+    """Return a batcher that distinguishes requests by their shape, as Triton does."""
     batcher = Queueing(preferred_batch_size=list(sizes), max_queue_delay_microseconds=delay, **more)
     batcher.scheduler.form = lambda item: item.inputs["x"]
     batcher.scheduler.start = StartCondition(held) if held else None

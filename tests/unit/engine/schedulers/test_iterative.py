@@ -24,7 +24,7 @@ class Seats:
             self.scheduler.add(self.items[data_id], 5.0)
 
     def next(self):
-        """(ids of those who join, their worker); None: nobody does."""
+        """Return (ids of the requests that join, their worker), or None."""
         batch = self.scheduler.next(self.load, 5.0)
         if batch is None:
             return None

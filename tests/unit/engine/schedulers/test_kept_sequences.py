@@ -24,7 +24,7 @@ class Kept(Sequences):
         super().done(worker)
 
     def fail(self, worker: int, error: PipelineError = DIED) -> list[int]:
-        """Lose a worker, which is known before what it had; the numbers of those that fail."""
+        """Lose a worker before its requests return; return the numbers of the failed ones."""
         self.lives[worker] += 1
         self.scheduler.workers_are(self.lives)
         batch = self.out.pop(worker)

@@ -1,4 +1,4 @@
-"""Sequences on a virtual clock: who has a slot, who waits, who ends, and what callers are told."""
+"""Sequences on a virtual clock: their slots, waits, ends, and the answers of callers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_START = (
 )
 
 
-# What is refused at once -------------------------------------------------------------------
+# Refusals at once --------------------------------------------------------------------------
 
 
 @BOTH

@@ -27,7 +27,7 @@ def test_a_worker_that_leaves_goes_with_its_last_sequence():
     slots.give_back(held[1])
     assert slots.free == 0
     assert slots.take_vacant() == [1]
-    assert slots.take_vacant() == [], "it is told once"
+    assert slots.take_vacant() == [], "it is reported once"
     assert slots.workers_are({0: 7}) == {1}
     slots.give_back(held[0])
     assert places(slots) == [(0, 0)]

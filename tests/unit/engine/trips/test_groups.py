@@ -1,4 +1,4 @@
-"""Which Ops run in one go, and when: on a virtual clock."""
+"""Which Ops run as one trip, and when: on a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers: which are written on the event loop, and which are bytes as they are."""
+"""Answers: which are written on the event loop, and which are sent as given bytes."""
 
 from __future__ import annotations
 

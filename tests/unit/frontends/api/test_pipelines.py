@@ -1,4 +1,4 @@
-"""What requests of plain JSON are to those who read requests, and write answers, themselves."""
+"""Requests of plain JSON to pipelines that unpack requests, and pack answers, themselves."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ EMPTY = rows(SPAN), rows(REQUEST)
 
 
 class Clock:
-    """Says what it is told."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_ns = 1000 * S
@@ -272,7 +272,7 @@ def test_texts_of_errors_are_cut_and_do_not_pile_up(recent, clock):
 
 
 def test_texts_of_errors_can_travel(recent, clock):
-    """A name of a file that is no UTF-8, say: no snapshot could be sent while it is there."""
+    """For example the name of a file, not in UTF-8, which no snapshot could carry."""
     recent.failed(1, 0, "no such file: \udcff")
     fold(recent, requests=[request(1, at=clock.now_ns, took=MS, outcome=Outcome.BACKEND)])
     assert msgspec.json.encode(recent.failures())

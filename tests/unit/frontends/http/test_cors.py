@@ -1,4 +1,4 @@
-"""Web pages from elsewhere: what browsers are told of them."""
+"""The headers for browsers about web pages of other origins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of a caller's bytes, wherever they are cut, and how far."""
+"""The reader reads a caller's bytes in any pieces, up to the end of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Accept has to say for a stream, when its parts go out, and that the lane leaves it alone."""
+"""Streams: the values of Accept that ask for one, the times of its parts; never in the lane."""
 
 from __future__ import annotations
 

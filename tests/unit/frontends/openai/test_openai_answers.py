@@ -258,7 +258,7 @@ def test_a_custom_tool_has_an_input():
     assert Choice(0, "text").whole({"tool_calls": [one]}) == {"tool_calls": [one]}
 
 
-# What else is told ------------------------------------------------------------------------------
+# Other fields -----------------------------------------------------------------------------------
 
 
 def test_a_chunk_has_all_that_a_part_says():

@@ -1,4 +1,4 @@
-"""What pipelines are asked for a body, and which argument is named in the error about another."""
+"""The requests that a body makes, and the argument that an error about a body names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHOSEN = {"type": "function", "function": {"name": "f"}}
 
 
 def asked(model: ModelOptions = MODEL, **body):
-    """What completions of the prompt "a" ask."""
+    """Return the requests that completions of the prompt "a" make."""
     return completion_questions({"model": "m", "prompt": "a", **body}, model)
 
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a model: what fits, and what callers are told of what does not."""
+"""Inputs and outputs of a model: which fit, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_any_other_model_takes_one_sample(shapes):
     assert interface is not None
     assert interface.max_batch_size == 0
     assert [slot.shape for slot in interface.inputs or ()] == [
-        tuple(shape) if shape else None  # a scalar may come as [1], too
+        tuple(shape) if shape else None  # a scalar may also come as [1]
         for shape in shapes
     ]
 

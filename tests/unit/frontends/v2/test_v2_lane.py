@@ -253,7 +253,7 @@ async def test_an_unloaded_model_is_asked_no_more(both):
 
 @with_both()
 async def test_the_form_of_large_requests_is_learnt_anew_when_models_have_changed(both):
-    """Else all that follow would go by the routes, as long as the server runs."""
+    """Otherwise all later requests would take the routes, as long as the server runs."""
     whole, length = binary_body(np.ones(20_000))
     body, said = memoryview(bytearray(whole)), {LENGTH: b"%d" % length}
     said[b"content-length"] = b"%d" % len(whole)

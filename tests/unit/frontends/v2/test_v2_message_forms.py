@@ -1,4 +1,4 @@
-"""Messages of known forms are answered as those that are read field by field."""
+"""Messages of known forms get the same answers as messages that are read field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Analyst: profiles of ours and of the predecessor's, as traces, tables and advice."""
+"""Analyst: our profiles and the predecessor's, as traces, tables and advice."""
 
 from __future__ import annotations
 

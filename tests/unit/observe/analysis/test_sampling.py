@@ -1,4 +1,4 @@
-"""Which requests are chosen: a fair part of them, each one with all that belongs to it."""
+"""The sample is a fair part of the requests, each with all of its rows."""
 
 from __future__ import annotations
 

@@ -221,12 +221,12 @@ def test_no_text_of_a_traceback_begins_a_record_or_colours_it(tmp_path):
         try:
             raise ValueError("broken\nERROR 2026-01-01 forged \x1b[31m\0\r\x85\u2028\u202e")
         except ValueError:
-            PIPELINE.exception("failed\nERROR forged, too")
+            PIPELINE.exception("failed\nERROR also forged")
     head, *rest = (tmp_path / "pipeline.log").read_text().split("\n")
     assert head.endswith("] failed")
     assert rest.pop() == ""
     assert all(line.startswith("  ") for line in rest)
-    assert rest[0] == "  ERROR forged, too"
+    assert rest[0] == "  ERROR also forged"
     assert rest[-1] == "  ERROR 2026-01-01 forged \\x1b[31m\\x00\\r\\x85\\u2028\\u202e"
 
 

@@ -224,7 +224,7 @@ def test_a_percent_sign_in_a_message_is_no_argument():
 
 
 def test_what_came_by_the_root_logger_goes_to_the_log_alone(monkeypatch):
-    """The child has given it to the user's own handlers, which are there, too."""
+    """The child has given it to the user's own handlers, which also exist there."""
     monkeypatch.setattr(PIPELINE, "propagate", False)  # as while these lines are taken
     users = Keeper()
     for logger in (logging.getLogger(), logging.getLogger("users")):

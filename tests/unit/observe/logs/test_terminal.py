@@ -1,4 +1,4 @@
-"""What whoever started a server sees of its log."""
+"""The part of a server's log that its terminal shows."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_only_warnings_and_what_is_loading_is_shown_and_nothing_twice():
     assert not is_shown(record(logging.WARNING, extra=TOLD))
 
 
-# What is loading ------------------------------------------------------------------------------
+# Loading --------------------------------------------------------------------------------------
 
 
 def loads(terminal, text, pid=1):

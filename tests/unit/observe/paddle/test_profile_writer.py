@@ -163,7 +163,7 @@ SECOND = 10**9
 
 
 def played_on(turns: Rows, requests: Rows, per_s: int, fold_ns: int = SECOND // 20) -> Profile:
-    """What is read of what the sink writes that is given this traffic, a fold each `fold_ns`."""
+    """Write this traffic by the sink, a fold each `fold_ns`, and read it again."""
     stream = io.StringIO()
     writer = ProfileWriter(["words", "bow"], per_s, stream=stream)
     writer._background._limit = 10**6  # here it is not to fall behind

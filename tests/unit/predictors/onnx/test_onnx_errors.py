@@ -1,4 +1,4 @@
-"""What is wrong with a model file is said in words that help."""
+"""Errors of model files say what is wrong and what to do."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_scalars_are_told_from_tensors_of_any_rank(path):
     shapes = {spec.name: spec.shape for spec in predictor.signature.inputs}
     assert shapes == {"scalar": (), "any": None, "row": ("n",)}
     assert {spec.name: spec.shape for spec in predictor.signature.outputs}["scalar_out"] == ()
-    path.write_bytes(path.read_bytes()[:-3])  # a file of which nothing can be told
+    path.write_bytes(path.read_bytes()[:-3])  # a file that cannot be read
     assert scalars_of(path) == frozenset()
     assert scalars_of(path.parent / "missing") == frozenset()
 

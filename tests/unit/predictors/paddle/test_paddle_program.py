@@ -1,4 +1,4 @@
-"""What is read of a program file, and that nothing but an InitError comes of any other file."""
+"""A program file is read; any other file raises an InitError."""
 
 from __future__ import annotations
 

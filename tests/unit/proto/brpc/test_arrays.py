@@ -48,7 +48,7 @@ def inputs(draw: st.DrawFn) -> tuple[str, str, np.ndarray]:
 
 
 def read_answer(data: bytes | memoryview) -> Answer:
-    """What is read when nothing is known, and again when the layout is."""
+    """Read an answer twice: the second time the layout is known."""
     read = AnswerReader()
     first, again = read(data), read(data)
     assert first.__class__ is again.__class__

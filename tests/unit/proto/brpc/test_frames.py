@@ -315,7 +315,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 def read_all(reader: FrameReader, data: bytes) -> None:
-    """All that a peer of ours does with what arrives."""
+    """Do everything that our peers do with the data that arrives."""
     for frame in reader.feed(data):
         error_of(frame.meta)
         plain = decompress(frame.meta.compress_type, frame.body, 10_000)

@@ -15,7 +15,7 @@ def skeleton(value) -> str:
 
 
 def dims_of(value) -> tuple[int, ...] | None:
-    """Return the shape of a block; None: it is none."""
+    """Return the shape of a block, or None for any other value."""
     if value == 0:
         return ()
     inner = {dims_of(each) for each in value}

@@ -1,4 +1,4 @@
-"""Ragged batches: what a model is fed, what it is told of shapes, and how its outputs are cut."""
+"""Ragged batches: a model's inputs, their shapes, and the split of its outputs."""
 
 from __future__ import annotations
 

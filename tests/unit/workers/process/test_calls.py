@@ -26,7 +26,7 @@ def ends() -> Iterator[Ends]:
 
 
 def dropped(sock: socket.socket) -> list[int]:
-    """Numbers of the families that the server has been told of."""
+    """Return the numbers of the families that the server was notified of."""
     try:
         data = sock.recv(65536)
     except BlockingIOError:

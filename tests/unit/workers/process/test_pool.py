@@ -333,7 +333,7 @@ async def test_jobs_that_are_submitted_while_no_worker_is_up_wait_for_one(pool, 
     child.is_ready()
     await settle()
     (job,) = child.take()
-    assert job.items[0].data_id == 1, "one at a time, so that other workers get some, too"
+    assert job.items[0].data_id == 1, "one at a time, so that other workers also get some"
     child.answers(job)
     await settle()
     assert child.taken_ids == [[2]]
@@ -1114,7 +1114,7 @@ async def test_if_one_cannot_start_none_comes_and_the_others_go_on(pool, first):
     await settle()
     assert pool.workers.numbers == [0]
     assert second.end.recv(1 << 16) != b"", "its first frame"
-    assert second.end.recv(1) == b"", "it is told to end"
+    assert second.end.recv(1) == b"", "it is asked to end"
     pool.workers.submit([run_of(1)])
     assert first.taken_ids == [[1]]
     second.dies("ended with exit code 0")
@@ -1137,7 +1137,7 @@ async def test_who_is_dismissed_finishes_what_it_has_begun_and_the_rest_goes_to_
     second.answers(begun)
     await settle()
     assert runs[1] in pool.finished
-    assert second.end.recv(1) == b"", "it is told to end"
+    assert second.end.recv(1) == b"", "it is asked to end"
     second.dies("ended with exit code 0")
     assert await leaving
     first.answers(*first.take())

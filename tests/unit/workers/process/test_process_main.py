@@ -1,4 +1,4 @@
-"""What runs in a worker process, here in a thread: over a real socket pair and real memory."""
+"""The main loop of a worker process, here in a thread: over real sockets and real memory."""
 
 from __future__ import annotations
 
@@ -400,7 +400,7 @@ def test_an_error_that_may_be_tried_again_elsewhere_stays_one():
         assert type(error) is PredictorUnavailableError
 
 
-# What is sent when ------------------------------------------------------------------------------
+# When messages are sent -------------------------------------------------------------------------
 
 
 def test_jobs_that_came_together_are_all_answered_in_order():

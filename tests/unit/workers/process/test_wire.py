@@ -1,4 +1,4 @@
-"""Frames and their two ends. What is sent is cut by hypothesis, or by what a socket takes."""
+"""Frames and their two ends. Hypothesis, or the capacity of a socket, cuts the bytes."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_frames_that_are_kept_for_later_stay_what_they_were(cuts, count):
 
 
 class Ends:
-    """A Link that writes down what it is told, and the worker's end of its socket."""
+    """A Link that records what it receives, and the worker's end of its socket."""
 
     def __init__(self) -> None:
         ours, self.theirs = socket.socketpair()

@@ -150,7 +150,7 @@ def test_records_wait_for_the_result_that_takes_them_along_and_go_alone_in_the_e
     assert not box.wait(60.0), "nobody waits any more"
 
 
-# What is sent ---------------------------------------------------------------------------------
+# Messages ----------------------------------------------------------------------------------
 
 
 class Named(Op):
@@ -233,7 +233,7 @@ def test_an_actor_that_is_to_be_near_is_put_on_a_node_of_the_other_op():
     assert [kind.node_for(op, number, "") for number in range(3)] == ["n1", "n2", "n1"]
     assert kind.node_for(op, 0, "n1") == "n2"
     assert kind.node_for(other, 0, "") is None
-    assert kind.node_for(other, 0, "n2") == "n1", "one that answers, whoever is there"
+    assert kind.node_for(other, 0, "n2") == "n1", "a node that answers"
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ async def test_an_actor_that_hangs_is_killed_and_replaced():
         (busy,) = pool.workers.busy()
         began = pool.loop.time()
         assert busy.job is run
-        assert busy.call_started == began + 1.0, "it may take a while to begin"
+        assert busy.call_started == began + 1.0, "it may begin late"
         pool.workers.replace(busy, None)
         await settle()
         assert actor.is_dead

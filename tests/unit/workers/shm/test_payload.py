@@ -32,7 +32,7 @@ LARGE = 2 * THRESHOLD
 
 
 class Shared:
-    """An arena with one region to serialize into; can be told to have no room now and then."""
+    """An arena with one region to serialize into, which a test may declare full."""
 
     def __init__(self, region_bytes: int = 2**22) -> None:
         self.arena = Arena(region_bytes)

@@ -1,4 +1,4 @@
-"""Small arrays cross between processes without a pickle, and as they are."""
+"""Small arrays cross between processes without a pickle, and unchanged."""
 
 from __future__ import annotations
 

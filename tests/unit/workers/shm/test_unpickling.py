@@ -183,7 +183,7 @@ def test_what_acts_is_refused_and_named(tmp_path, function, arguments, name):
 
 
 def reference(module: str, name: str) -> bytes:
-    """A pickle of whatever is found there."""
+    """Return a pickle that refers to this name."""
     texts = b"".join(b"\x8c" + bytes([len(text)]) + text.encode() for text in (module, name))
     return b"\x80\x05" + texts + b"\x93."
 

@@ -35,7 +35,7 @@ def test_a_card_that_is_open_before_the_fork_is_told_as_open(monkeypatch):
 
 @pytest.fixture
 def zygote():
-    """A zygote that is no process of its own."""
+    """A zygote that runs in this process."""
     made = object.__new__(main._Zygote)
     made._children, made._clones = {}, set()
     return made

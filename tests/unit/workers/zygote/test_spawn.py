@@ -1,4 +1,4 @@
-"""What is shipped to a zygote that is a fresh interpreter."""
+"""The cargo for a zygote that is a fresh interpreter."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def prepare():
 
 
 class Hook:
-    """An import hook that fresh interpreters need, too."""
+    """An import hook that fresh interpreters also need."""
 
     prepare_spawned = staticmethod(prepare)
 

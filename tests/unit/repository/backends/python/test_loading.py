@@ -1,4 +1,4 @@
-"""Modules beside a Python model: they are its own, whoever else has some of the same name."""
+"""Modules beside a Python model belong to it, even if others have the same names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TritonPythonModel:
 
 @pytest.fixture(autouse=True)
 def _imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process imports, and from where, is afterwards as before."""
+    """The imports of this process and their paths are restored afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "path_hooks", [*sys.path_hooks])
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
