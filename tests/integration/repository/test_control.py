@@ -263,11 +263,11 @@ async def test_dependents_that_somebody_asked_for_stay(tmp_path):
     add_identity(tmp_path, "b", 1)
     add_ensemble(tmp_path, "of a", of="a")
     add_ensemble(tmp_path, "of b", of="b")
-    add_ensemble(tmp_path, "also of b", of="b")
-    async with Controlled(tmp_path, models=("a", "of a", "of b", "also of b")) as there:
+    add_ensemble(tmp_path, "of b 2", of="b")
+    async with Controlled(tmp_path, models=("a", "of a", "of b", "of b 2")) as there:
         await there.control.unload("of a", with_dependents=True)
         await there.control.unload("of b", with_dependents=True)
-        await until(lambda: there.shown == ["a:1", "b:1", "also of b:1"])
+        await until(lambda: there.shown == ["a:1", "b:1", "of b 2:1"])
 
 
 @on_loop

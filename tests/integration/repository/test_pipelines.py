@@ -31,7 +31,7 @@ UNSURE = """
 
     look = Look("look", RequestOp())
     names = {"inputs": {"INPUT0": "x"}, "outputs": {"OUTPUT0": "y"}}
-    ways = [AskModelOp("a", look, "small", **names), AskModelOp("b", look, "large", **names)]
+    ways = [AskModelOp(name, look, name, **names) for name in ("small", "large")]
     end = ResponseOp(Pick("pick", ways))
 """
 PARTS = """
