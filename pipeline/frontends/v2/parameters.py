@@ -8,18 +8,18 @@ from types import MappingProxyType
 import msgspec
 
 from pipeline.data import RequestInfo
-from pipeline.engine.sequences.pairs import LONGEST_ID
 from pipeline.frontends.v2.errors import invalid
 from pipeline.proto.v2.codec import Parameters
 
 _MICROS = 1e-6
+_LONGEST_ID = 128  # characters
+_WANTS_FINAL = "triton_enable_empty_final_response"
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "sequence_id": ((int, str), "an unsigned 64-bit integer or a string"),
     "sequence_start": ((bool,), "a boolean"),
     "sequence_end": ((bool,), "a boolean"),
     "priority": ((int,), "an unsigned 64-bit integer"),
     "timeout": ((int,), "an unsigned 64-bit integer"),
-    "triton_enable_empty_final_response": ((bool,), "a boolean"),
 }
 """The protocol's own names, with what they may hold. Sequences are for Ops that have `sequence`
 configured; these, and priorities, for hooks that ask for their context."""
@@ -35,6 +35,7 @@ OF_SEQUENCES: Mapping[str, int | bool] = MappingProxyType(
 )
 """Those that say to which sequence a request belongs, as none does."""
 
+_RESERVED = frozenset({*_KINDS, "headers", "binary_data_output"})
 _OF_INFO = (*OF_SEQUENCES, "priority")
 
 
@@ -47,14 +48,21 @@ def timeout_of(parameters: Mapping[str, object]) -> float | None:
     for name, value in parameters.items():
         if name in _KINDS:
             _check_kind(name, value)
-        elif name.startswith("triton_"):
+        elif name.startswith("triton_") and (name != _WANTS_FINAL or value not in (True, False)):
             raise invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should "
-                f"not be specified. Found '{name}'",
+                f"not be specified. Found '{name}'; only a boolean '{_WANTS_FINAL}' is allowed",
             )
     micros = parameters.get("timeout", 0)
     assert isinstance(micros, int)
     return micros * _MICROS if micros else None
+
+
+def _check_forwarded(headers: Mapping[str, str]) -> None:
+    """Raise V2Error for a forwarded header that has the name of a parameter of the protocol."""
+    for name in headers:
+        if name in _RESERVED or name.startswith("triton_"):
+            raise invalid(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
 
 
 def info_of(
@@ -65,12 +73,14 @@ def info_of(
 ) -> RequestInfo:
     """Return what a request says beside its data, whose parameters `timeout_of` has checked.
 
-    `outputs`: the outputs that it asks for; empty: all.
+    `outputs`: the outputs that it asks for; empty: all. Raises V2Error for a reserved header.
     """
     given = {name: parameters[name] for name in _OF_INFO if name in parameters}
     id = given.get("sequence_id")
     if isinstance(id, int) and id < 0:
         given["sequence_id"] = id + 2**64
+    if headers:
+        _check_forwarded(headers)
     outputs = tuple(outputs)
     info = RequestInfo(id=request_id, parameters=parameters, headers=headers, outputs=outputs)
     return msgspec.structs.replace(info, **given) if given else info
@@ -86,7 +96,6 @@ def _check_kind(name: str, value: object) -> None:
         unable = f"Unable to parse '{name}': attempt to access JSON {_TRITONS[kinds[-1]]}"
         ours = f"parameter '{name}' must be {wanted}, found {value!r}"
         raise invalid(f"{unable}: {ours}")
-    if name == "sequence_id" and isinstance(value, str) and len(value) > LONGEST_ID:
-        raise invalid(
-            f"parameter '{name}' must have at most {LONGEST_ID} characters, found {len(value)}",
-        )
+    if name == "sequence_id" and isinstance(value, str) and len(value) > _LONGEST_ID:
+        limit = f"string correlation ID cannot exceed {_LONGEST_ID} characters"
+        raise invalid(f"{limit}: '{name}' has {len(value)}")

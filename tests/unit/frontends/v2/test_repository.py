@@ -193,14 +193,15 @@ def test_a_timeout_says_nothing_to_a_server_that_has_none_itself():
         ({"sequence_id": 1.5}, "'sequence_id'"),
         ({"sequence_id": 2**64}, "'sequence_id' must be an unsigned 64-bit integer"),
         (
-            {"sequence_id": 1025 * "s"},
-            "'sequence_id' must have at most 1024 characters, found 1025",
+            {"sequence_id": 129 * "s"},
+            "string correlation ID cannot exceed 128 characters: 'sequence_id' has 129",
         ),
         (
             {"triton_mine": 1},
             "parameter keys starting with 'triton_' are reserved for Triton usage and should not "
             "be specified.",
         ),
+        ({"triton_enable_empty_final_response": "yes"}, "are reserved for Triton usage"),
     ],
 )
 def test_parameters_of_the_protocols_own_have_their_kinds(parameters, reason):
@@ -210,6 +211,14 @@ def test_parameters_of_the_protocols_own_have_their_kinds(parameters, reason):
         assert reason in text
 
     served(double(), ask)
+
+
+@pytest.mark.parametrize("name", ["sequence_id", "headers", "binary_data_output", "triton_mine"])
+def test_a_forwarded_header_cannot_have_the_name_of_a_parameter_of_the_protocol(name):
+    text = f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
+    with pytest.raises(V2Error, match=text):
+        info_of("", {}, {name: "1"})
+    assert info_of("", {}, {"mine": "1"}).headers == {"mine": "1"}
 
 
 def test_sequences_say_nothing_to_models_that_know_none():

@@ -1,0 +1,349 @@
+"""Triton's own suites (`qa/`), run unchanged against `python -m pipeline repository`.
+
+Each suite is run by its own `test.sh`, in namespaces of its own: there /opt/tritonserver holds the
+suites and a `tritonserver` that starts ours, /data the models that Triton's generators make for
+ONNX, and the network is a loopback interface, so that the ports which the suites expect are free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "interop" / "triton_suites"
+TABLE = ROOT / "interop" / "triton_suites.md"
+PACKAGES = (
+    "tritonclient[all]",
+    "aiohttp",
+    "ml_dtypes",
+    "numpy",
+    "onnx",
+    "psutil",
+    "pytest",
+    "pytest-asyncio",
+    "requests",
+    "sseclient-py",
+)
+VERSION = "models"
+"""What a suite's script is given as the version of the models in /data/inferenceserver."""
+
+RESULTS = '''
+"""Write a line of JSON for each case that unittest or pytest runs."""
+import json, os, sys, unittest
+
+def _write(case, outcome, text=""):
+    line = {"script": os.path.basename(sys.argv[0]), "case": case, "outcome": outcome, "text": text}
+    with open(os.environ["SUITE_RESULTS"], "a") as file:
+        file.write(json.dumps(line) + "\\n")
+
+def _watch(method, outcome):
+    inner = getattr(unittest.TestResult, method)
+    def watched(self, test, *reason):
+        text = str(reason[0][1] if reason and isinstance(reason[0], tuple) else "".join(reason))
+        _write(test.id(), outcome, text[:500])
+        return inner(self, test, *reason)
+    setattr(unittest.TestResult, method, watched)
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        text = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
+        _write(report.nodeid, report.outcome, text[:500])
+
+if "SUITE_RESULTS" in os.environ:
+    _watch("addSuccess", "passed")
+    _watch("addFailure", "failed")
+    _watch("addError", "failed")
+    _watch("addSkip", "skipped")
+'''
+
+GENERATED = {
+    "qa_model_repository": "gen_qa_models.py --onnx",
+    "qa_variable_model_repository": "gen_qa_models.py --onnx --variable",
+    "qa_identity_model_repository": "gen_qa_identity_models.py --onnx",
+    "qa_reshape_model_repository": "gen_qa_reshape_models.py --onnx --variable",
+    "qa_sequence_model_repository": "gen_qa_sequence_models.py --onnx",
+    "qa_variable_sequence_model_repository": "gen_qa_sequence_models.py --onnx --variable",
+    "qa_sequence_implicit_model_repository": "gen_qa_implicit_models.py --onnx",
+    "qa_variable_sequence_implicit_model_repository": "gen_qa_implicit_models.py --onnx --variable",
+    "qa_sequence_initial_state_implicit_model_repository": (
+        "gen_qa_implicit_models.py --onnx --initial-state zero"
+    ),
+    "qa_variable_sequence_initial_state_implicit_model_repository": (
+        "gen_qa_implicit_models.py --onnx --initial-state zero --variable"
+    ),
+    "qa_dyna_sequence_model_repository": "gen_qa_dyna_sequence_models.py --onnx",
+    "qa_dyna_sequence_implicit_model_repository": (
+        "gen_qa_dyna_sequence_implicit_models.py --onnx"
+    ),
+    "qa_ragged_model_repository": "gen_qa_ragged_models.py --onnx",
+    "qa_scalar_models": "gen_qa_ort_scalar_models.py",
+    "qa_ensemble_model_repository/qa_model_repository": "gen_qa_models.py --ensemble",
+    "qa_ensemble_model_repository/qa_variable_model_repository": (
+        "gen_qa_models.py --ensemble --variable"
+    ),
+    "qa_ensemble_model_repository/qa_reshape_model_repository": (
+        "gen_qa_reshape_models.py --ensemble"
+    ),
+    "qa_ensemble_model_repository/qa_identity_model_repository": (
+        "gen_qa_identity_models.py --ensemble"
+    ),
+    "qa_ensemble_model_repository/qa_sequence_model_repository": (
+        "gen_qa_sequence_models.py --ensemble"
+    ),
+    "qa_ensemble_model_repository/qa_variable_sequence_model_repository": (
+        "gen_qa_sequence_models.py --ensemble --variable"
+    ),
+}
+"""Folders of models, and the generator in qa/common that writes each."""
+
+EXAMPLES = {
+    "L0_data_compression": "simple",
+    "L0_grpc": "simple simple_dyna_sequence simple_int8 simple_identity simple_sequence "
+    "simple_string",
+    "L0_http": "simple simple_dyna_sequence simple_identity simple_sequence simple_string",
+    "L0_https": "simple",
+    "L0_secure_grpc": "simple",
+    "L0_shared_memory": "simple",
+    "L0_simple_example": "simple",
+    "L0_simple_go_client": "simple",
+    "L0_simple_nodejs_client": "simple",
+}
+"""The example models that Triton's image copies into a suite's folder `models`."""
+
+LIBRARIES = (
+    "custom_models/custom_dyna_sequence_int32/1/libtriton_dyna_sequence.so",
+    "custom_models/custom_sequence_int32/1/libtriton_sequence.so",
+)
+"""Files that scripts copy; stand-ins in interop/triton_backends serve their models."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A folder of `qa/`, and what its script needs here.
+
+    Attributes:
+        name: the folder, or a folder within it.
+        environment: variables that its script reads.
+        edits: pairs of a pattern and its replacement, for the script.
+        excluded: reasons by a pattern of the names of cases that need a card, another backend, or
+            contradict a documented decision.
+        limit_s: the suite is ended when it has taken this long.
+    """
+
+    name: str
+    environment: dict[str, str] = field(default_factory=dict)
+    edits: tuple[tuple[str, str], ...] = ()
+    excluded: dict[str, str] = field(default_factory=dict)
+    limit_s: float = 900.0
+
+
+ONNX = {"BACKENDS": "onnx", "ENSEMBLES": "0"}
+PYTHON = {
+    "BACKEND_DIR": "/opt/tritonserver/backends",
+    "CUDA_VISIBLE_DEVICES": "0",
+    "DATADIR": f"/data/inferenceserver/{VERSION}",
+    "MODELDIR": "/opt/tritonserver/qa/L0_backend_python",
+    "SERVER": "/opt/tritonserver/bin/tritonserver",
+    "TEST_JETSON": "0",
+    "TEST_WINDOWS": "0",
+    "TRITON_DIR": "/opt/tritonserver",
+}
+"""What L0_backend_python/test.sh exports for the scripts of its parts."""
+
+PYTHON_PARTS = (
+    "argument_validation async_execute bls custom_metrics decoupled ensemble io lifecycle "
+    "logging model_control model_readiness parameters python_based_backends request_rescheduling response_sender restart"
+)
+SUITES = [
+    *(Suite(f"L0_backend_python/{name}", PYTHON) for name in PYTHON_PARTS.split()),
+    Suite("L0_batch_input", ONNX),
+    Suite("L0_batcher", ONNX),
+    Suite("L0_buffer_attributes"),
+    Suite("L0_client_nobatch"),
+    Suite("L0_client_timeout"),
+    Suite("L0_data_compression"),
+    Suite("L0_decoupled"),
+    Suite("L0_dyna_sequence_batcher", ONNX),
+    Suite("L0_grpc"),
+    Suite("L0_grpc_state_cleanup"),
+    Suite("L0_http"),
+    Suite("L0_http_fuzz"),
+    Suite("L0_implicit_state", ONNX),
+    Suite("L0_infer", ONNX),
+    Suite("L0_infer_zero", ONNX),
+    Suite("L0_input_validation"),
+    Suite("L0_io"),
+    Suite("L0_iterative_sequence"),
+    Suite("L0_large_payload"),
+    Suite("L0_lifecycle"),
+    Suite("L0_logging"),
+    Suite("L0_metrics"),
+    Suite("L0_model_config"),
+    Suite("L0_model_namespacing"),
+    Suite("L0_model_queue"),
+    Suite("L0_model_update"),
+    Suite("L0_nan_inf"),
+    Suite("L0_nullchar_string"),
+    Suite("L0_optional_input"),
+    Suite("L0_orca"),
+    Suite("L0_output_name"),
+    Suite("L0_output_validation"),
+    Suite("L0_parameters"),
+    Suite("L0_python_client_unit_tests"),
+    Suite("L0_query"),
+    Suite("L0_request_cancellation"),
+    Suite("L0_response_cache"),
+    Suite("L0_response_statistics"),
+    Suite("L0_scalar_io"),
+    Suite("L0_sequence_batcher", {**ONNX, "MODEL_TRIALS": "0 2"}),
+    Suite("L0_sequence_corrid_batcher", ONNX),
+    Suite("L0_server_status"),
+    Suite("L0_shared_memory"),
+    Suite("L0_simple_ensemble"),
+    Suite("L0_string_io", ONNX),
+    Suite("L0_trace"),
+    Suite("L0_warmup", ONNX),
+]
+
+
+def prepare(server: Path, client: Path) -> None:
+    """Make build/interop/triton_suites: an interpreter, the models, the suites as in the image."""
+    python = BUILD / "venv" / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", BUILD / "venv"], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+    site = next((BUILD / "venv" / "lib").glob("python*/site-packages"))
+    (site / "suite_results.py").write_text(RESULTS)
+    (site / "suite_results.pth").write_text("import suite_results\n")
+    for folder, command in GENERATED.items():
+        models = BUILD / "data" / VERSION / folder
+        if not models.exists():
+            models.mkdir(parents=True)
+            generator, *flags = command.split()
+            subprocess.run(
+                [python, generator, *flags, f"--models_dir={models}"],
+                cwd=server / "qa" / "common",
+                stdout=subprocess.DEVNULL,
+                check=True,
+            )
+    triton = BUILD / "tritonserver"
+    shutil.rmtree(triton, ignore_errors=True)
+    shutil.copytree(server / "qa", triton / "qa")
+    for suite, names in EXAMPLES.items():
+        for name in names.split():
+            source = server / "docs" / "examples" / "model_repository" / name
+            shutil.copytree(source, triton / "qa" / suite / "models" / name)
+    shutil.copytree(ROOT / "interop" / "triton_backends", triton / "backends")
+    for name in LIBRARIES:
+        (triton / "qa" / name).parent.mkdir(parents=True, exist_ok=True)
+        (triton / "qa" / name).touch()
+    shutil.copytree(client / "src" / "python" / "examples", triton / "qa" / "clients")
+    for source in (client / "src" / "c++" / "examples").glob("*.cc"):
+        _program(triton / "qa" / "clients" / source.stem, "true")
+    _program(triton / "bin" / "tritonserver", f'exec {sys.executable} -m pipeline repository "$@"')
+    for name in ("apt", "apt-get", "pip", "pip3"):
+        _program(BUILD / "bin" / name, "true")
+
+
+def _program(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{line}\n")
+    path.chmod(0o755)
+
+
+INSIDE = """
+set -e
+ip link set lo up
+mount -t tmpfs none /opt; mkdir /opt/tritonserver; mount --bind {triton} /opt/tritonserver
+mount -t tmpfs none /mnt; mkdir -p /mnt/inferenceserver; mount --bind {data} /mnt/inferenceserver
+mkdir -p /data 2>/dev/null; mount --rbind /mnt /data
+cd /opt/tritonserver/qa/{suite}
+exec bash ./test.sh {version}
+"""
+
+
+def run(suite: Suite) -> tuple[list[dict[str, str]], float, str]:
+    """Run a suite; return the outcomes of its cases, its seconds, and how its script ended."""
+    folder = BUILD / "tritonserver" / "qa" / suite.name
+    script = folder / "test.sh"
+    text = script.read_text()
+    for pattern, replacement in suite.edits:
+        text = re.sub(pattern, replacement, text)
+    script.write_text(text)
+    logs = BUILD / "logs"
+    logs.mkdir(exist_ok=True)
+    results = logs / f"{suite.name.replace('/', '-')}.jsonl"
+    results.write_text("")
+    environment = {
+        **os.environ,
+        "PATH": f"{BUILD}/bin:{BUILD}/venv/bin:{os.environ['PATH']}",
+        "PYTHONPATH": "../common",
+        "PIPELINE_TEST_HOOKS": "1",
+        "PYTEST_PLUGINS": "suite_results",
+        "SUITE_RESULTS": str(results),
+        **suite.environment,
+    }
+    inside = INSIDE.format(
+        triton=BUILD / "tritonserver", data=BUILD / "data", suite=suite.name, version=VERSION
+    )
+    namespaces = ["unshare", "-rmn", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    began = time.monotonic()
+    with results.with_suffix(".log").open("w") as log:
+        process = subprocess.Popen(
+            [*namespaces, "bash", "-c", inside], env=environment, stdout=log, stderr=log
+        )
+        try:
+            ended = f"exit status {process.wait(suite.limit_s)}"
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            ended = f"ended after {suite.limit_s:.0f} s"
+    cases = [json.loads(line) for line in results.read_text().splitlines()]
+    return cases, time.monotonic() - began, ended
+
+
+def report(suite: Suite, cases: list[dict[str, str]], seconds: float, ended: str) -> str:
+    """Return the suite's row of the table, and print what failed."""
+    reasons: Counter[str] = Counter()
+    passed = failed = 0
+    for case in cases:
+        reason = next((r for p, r in suite.excluded.items() if re.search(p, case["case"])), None)
+        if case["outcome"] == "passed":
+            passed += 1
+        elif reason is not None:
+            reasons[reason] += 1
+        elif case["outcome"] == "skipped":
+            reasons["skips itself"] += 1
+        else:
+            failed += 1
+            print(f"    {case['case']}: {case['text'].strip().splitlines()[-1:]}")
+    others = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
+    print(f"{suite.name}: {passed} of {passed + failed}; {others or '-'}; {seconds:.0f} s, {ended}")
+    return f"| `{suite.name}` | {passed} of {passed + failed} | {others} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("server", type=Path, help="a checkout of triton-inference-server/server")
+    parser.add_argument("client", type=Path, help="a checkout of triton-inference-server/client")
+    parser.add_argument("suites", nargs="*", help="names of suites; default: all")
+    given = parser.parse_args()
+    prepare(given.server.resolve(), given.client.resolve())
+    for suite in SUITES:
+        if not given.suites or suite.name in given.suites:
+            report(suite, *run(suite))
+
+
+if __name__ == "__main__":
+    main()
