@@ -67,6 +67,17 @@ if "SUITE_RESULTS" in os.environ:
     _watch("addSkip", "skipped")
 '''
 
+SHM_MONITOR = '''
+"""Python models here have no shared memory of their own that could leak."""
+
+class SharedMemoryManager:
+    def __init__(self, name):
+        self.name = name
+
+    def free_memory(self):
+        return 0
+'''
+
 GENERATED = {
     "qa_model_repository": "gen_qa_models.py --onnx",
     "qa_variable_model_repository": "gen_qa_models.py --onnx --variable",
@@ -162,11 +173,16 @@ PYTHON = {
 """What L0_backend_python/test.sh exports for the scripts of its parts."""
 
 PYTHON_PARTS = (
-    "argument_validation async_execute bls custom_metrics decoupled ensemble io lifecycle "
-    "logging model_control model_readiness parameters python_based_backends request_rescheduling response_sender restart"
+    "argument_validation async_execute custom_metrics decoupled ensemble io lifecycle "
+    "logging model_control model_readiness parameters python_based_backends "
+    "request_rescheduling response_sender restart"
+)
+WITHOUT_TORCH = (
+    (r"mkdir -p models/dlpack_\w+/1/?\n", ""),
+    (r" *cp \S*/dlpack_\w+/\S+ models/dlpack_\S+\n", ""),
 )
 SUITES = [
-    *(Suite(f"L0_backend_python/{name}", PYTHON) for name in PYTHON_PARTS.split()),
+    *(Suite(f"L0_backend_python/{name}", PYTHON, WITHOUT_TORCH) for name in PYTHON_PARTS.split()),
     Suite("L0_batch_input", ONNX),
     Suite("L0_batcher", ONNX),
     Suite("L0_buffer_attributes"),
@@ -225,6 +241,7 @@ def prepare(server: Path, client: Path) -> None:
         subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
     site = next((BUILD / "venv" / "lib").glob("python*/site-packages"))
     (site / "suite_results.py").write_text(RESULTS)
+    (site / "triton_shm_monitor.py").write_text(SHM_MONITOR)
     (site / "suite_results.pth").write_text("import suite_results\n")
     for folder, command in GENERATED.items():
         models = BUILD / "data" / VERSION / folder
@@ -254,6 +271,7 @@ def prepare(server: Path, client: Path) -> None:
     _program(triton / "bin" / "tritonserver", f'exec {sys.executable} -m pipeline repository "$@"')
     for name in ("apt", "apt-get", "pip", "pip3"):
         _program(BUILD / "bin" / name, "true")
+    _program(BUILD / "bin" / "git", f'cp -r {server.parent}/"$(basename "$2")" .')
 
 
 def _program(path: Path, line: str) -> None:
