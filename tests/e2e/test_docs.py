@@ -279,7 +279,7 @@ def test_the_repository_of_triton_answers_as_printed(place):
     flags = ("--model-control-mode=explicit", "--load-model=*", "--allow-metrics=false")
     with place.running("-m", "pipeline", "repository", "--model-repository=models", *ports, *flags):
         asked = ["load.sh"]
-        if importlib.util.find_spec("tritonclient"):  # `make interop` has it
+        if importlib.util.find_spec("tritonclient"):  # of users, not of our own environment
             asked.append("ask_models.py")
         for name in asked:
             expected = file_named(f"{name} prints", FIRST_TRITON)
