@@ -21,6 +21,7 @@ Routed = Callable[[Arrays, int], tuple[Any, RequestTarget]]
 
 _LOGGER = logging.getLogger(__name__)
 
+_MOST_ROUNDS = 4  # of the loop, in which requests wait for others
 _OBJECTS = "OSUV"  # kinds of arrays whose elements differ in size
 
 
@@ -71,7 +72,9 @@ class ConvoyCollector:
     """Collects requests of one form for one model.
 
     A request for an idle model begins at once, unless the last round formed a convoy: its callers
-    may send their next requests together again. A request that would wait for admission is alone.
+    may send their next requests together again. The others wait for a round that brings none: a
+    convoy costs the server as much as 20 requests that join it. A request that would wait for
+    admission is alone.
 
     Args:
         engine: of the model.
@@ -99,6 +102,7 @@ class ConvoyCollector:
         self._written = written
         self._stacked = stacked
         self._size = 0  # bytes of one request's inputs
+        self._most = 0  # requests that the last convoy could have
         self._rows = rows
         self._waiting: list[ConvoyRequest] = []
         self._is_rush = False  # the last round formed a convoy
@@ -117,7 +121,13 @@ class ConvoyCollector:
             asyncio.get_running_loop().call_soon(self._begin_waiting)
         return request
 
-    def _begin_waiting(self) -> None:
+    def _begin_waiting(self, known: int = 0, rounds: int = _MOST_ROUNDS) -> None:
+        """Begin the requests that wait, unless this round brought more than `known` ones."""
+        count = len(self._waiting)
+        if rounds and known < count < self._most:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._begin_waiting, count, rounds - 1)
+            return
         waiting, self._waiting = self._waiting, []
         self._is_rush = False
         requests = [request for request in waiting if not request.is_over]
@@ -141,6 +151,7 @@ class ConvoyCollector:
             arrays = self._stacked([requests[0].inputs]).values()
             self._size = max(1, sum(array.nbytes for array in arrays))
         most = min(self._convoys.size(self._rows), SHORT_BYTES // self._size)
+        self._most = most
         return max(1, min(most, len(requests)))
 
     def alone(self, request: ConvoyRequest) -> None:

@@ -100,6 +100,12 @@ class World:
         return [request.values for request in self.engine.begun]
 
 
+async def quiet_round():
+    """Rounds of the loop, the last of which brings no request."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
 def told(request):
     """What a request was answered with, once."""
     (answer,) = request.sink.answers
@@ -115,6 +121,37 @@ async def test_those_of_one_round_go_together_and_get_their_own():
     assert world.begun() == [[1, 2, 3]]
     world.engine.begun[0].answer({"y": np.array([[10], [20], [30]])})
     assert [told(each) for each in (one, two, three)] == [[[10]], [[20]], [[30]]]
+
+
+@virtual
+async def test_those_that_keep_coming_go_together_after_a_round_that_brings_none():
+    world = World()
+    world.add(1, 2)
+    await quiet_round()
+    world.add(3)
+    await asyncio.sleep(0)
+    world.add(4, 5)
+    await asyncio.sleep(0)
+    assert world.begun() == [[1, 2]]
+    await quiet_round()
+    assert world.begun() == [[1, 2], [3, 4, 5]]
+
+
+@virtual
+async def test_none_waits_longer_than_some_rounds_nor_for_more_than_go_together():
+    world = World(rows=99)
+    world.add(1, 2)
+    await quiet_round()
+    for value in range(7):
+        world.add(value)
+        await asyncio.sleep(0)
+    assert world.begun()[1:] == [[0, 1, 2, 3, 4]]
+    world = World(rows=2)
+    world.add(1, 2)
+    await quiet_round()
+    world.add(3, 4)
+    await asyncio.sleep(0)
+    assert world.begun()[1:] == [[3, 4]]
 
 
 @virtual
@@ -168,7 +205,7 @@ async def test_who_comes_to_an_idle_model_waits_only_if_several_have_come_before
     world.engine.convoys.is_idle = True
     for requests, is_open in ((1, False), (2, True), (1, False)):
         world.add(*range(requests))
-        await asyncio.sleep(0)
+        await quiet_round()
         assert world.collector.is_open == is_open
 
 
@@ -192,11 +229,11 @@ async def test_who_leaves_before_it_began_never_does_and_then_only_its_answer_is
 async def test_when_all_have_left_the_engine_is_told():
     world = World()
     for each in world.add(1, 2):
-        await asyncio.sleep(0)
+        await quiet_round()
         each.cancel()
     assert world.engine.begun[0].is_cancelled
     (alone,) = world.add(3)
-    await asyncio.sleep(0)
+    await quiet_round()
     alone.cancel()
     assert world.engine.begun[1].is_cancelled
 
@@ -205,12 +242,12 @@ async def test_when_all_have_left_the_engine_is_told():
 async def test_each_gets_its_error():
     world = World()
     one, two = world.add(1, 2)
-    await asyncio.sleep(0)
+    await quiet_round()
     refused = InputError("no")
     world.engine.begun[0].answer(MemberOutcomes([refused, {"y": np.array([[20]])}]))
     assert (told(one), told(two)) == (refused, [[20]])
     both = world.add(1, 2)
-    await asyncio.sleep(0)
+    await quiet_round()
     world.engine.begun[1].answer(error=refused)
     assert [told(each) for each in both] == [refused, refused]
 
@@ -302,11 +339,11 @@ async def test_nothing_of_it_is_left_to_the_garbage_collector():
     try:
         for answered in ({"y": np.zeros((2, 1))}, {"y": np.zeros((1, 1))}):
             left = [weakref.ref(each.sink) for each in world.add(*range(len(answered["y"])))]
-            await asyncio.sleep(0)
+            await quiet_round()
             world.engine.begun.pop().answer(answered)
         assert [each() for each in left] == [None]
         left = [weakref.ref(each.sink) for each in world.add(1, 2)]
-        await asyncio.sleep(0)
+        await quiet_round()
         world.engine.begun.pop().answer({"y": np.zeros((2, 1))})
         assert [each() for each in left] == [None, None]
     finally:
