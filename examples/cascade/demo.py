@@ -1,6 +1,6 @@
-"""Run the cascade, ask it over gRPC and HTTP, show who answered, and stop it: `make cascade`.
+"""Run the cascade, ask it over gRPC and HTTP, show which models ran, and stop it: `make cascade`.
 
-Exits with 1 where an answer is wrong, or no review, or each, was worth a second model.
+Exits with status 1 if an answer is wrong, or if the second model ran for all reviews or for none.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 import urllib.request
 from collections.abc import Callable, Iterable
 
-from web_server import server  # which finds the next one
+from web_server import server  # adds the folder of `samples` to the path
 
 from pipeline import PipelineClient
 
-from samples import SAMPLES, read_scores, verdict  # isort: skip  # of imdb_ensemble
+from samples import SAMPLES, read_scores, verdict  # isort: skip  # in imdb_ensemble
 
 Scores = dict[str, float]
 HOST = "127.0.0.1"
@@ -28,8 +28,8 @@ def main() -> int:
         url = f"http://{HOST}:{server.http_port}/cascade/prediction"
         body = json.dumps({"key": ["words"], "value": [review]}).encode()
         with direct.open(url, body, timeout=TIMEOUT_S) as answer:
-            said = json.load(answer)
-        return said["key"], said["value"]
+            reply = json.load(answer)
+        return reply["key"], reply["value"]
 
     with server, PipelineClient() as client:
         client.connect([f"{HOST}:{server.rpc_port}"])
@@ -51,20 +51,20 @@ def main() -> int:
     if not (right and to_cnn["sent"] and to_cnn["absent"]):
         print("demo failed: see above", file=sys.stderr)
         return 1
-    print("demo passed: every answer right, and cnn was asked where bow was unsure")
+    print("demo passed: every answer is right, and cnn ran where bow was unsure")
     return 0
 
 
-def ask_all(way: str, ask: Callable[[str], Iterable[list[str]]]) -> bool:
-    """Ask for every sample and show the answers; return whether all are right."""
-    print(f"\n{way}:")
+def ask_all(title: str, ask: Callable[[str], Iterable[list[str]]]) -> bool:
+    """Ask for every sample and print the answers; return whether all are right."""
+    print(f"\n{title}:")
     right = True
     for sample in SAMPLES:
         scores: Scores = read_scores(*ask(sample.text))
-        said = verdict(scores.pop("prediction"))
+        answer = verdict(scores.pop("prediction"))
         models = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
-        print(f"  {said} ({models}): {sample.text:.60}")
-        right = right and (said == "positive") == sample.positive
+        print(f"  {answer} ({models}): {sample.text:.60}")
+        right = right and (answer == "positive") == sample.positive
     return right
 
 

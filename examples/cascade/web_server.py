@@ -16,9 +16,9 @@ import numpy as np
 from pipeline import Goto, Op, PipelineServer, ResponseOp, Schema, Tensor
 
 HERE = Path(__file__).resolve().parent
-ENSEMBLE = HERE.parent / "imdb_ensemble"  # its models and its tokenizer
+ENSEMBLE = HERE.parent / "imdb_ensemble"  # has the models and the tokenizer
 sys.path.insert(0, str(ENSEMBLE))
-from reading import EncodeOp, ReviewOp  # noqa: E402  # from there
+from reading import EncodeOp, ReviewOp  # noqa: E402
 
 SURE = 0.8  # probability from which the cheap model's answer counts; measure.py compares values
 
@@ -42,7 +42,7 @@ class BowOp(Op):
 
 
 class CnnOp(Op):
-    """Runs for those reviews only that `bow` sends it."""
+    """Runs only for the reviews that `bow` sends to it."""
 
     def preprocess(self, input_dicts):
         return {"words": input_dicts["bow"]["words"]}
@@ -52,11 +52,11 @@ class CnnOp(Op):
 
 
 class VerdictOp(Op):
-    """Answers with the mean of what has come: of `bow` alone, or of both."""
+    """Answers with the mean of the scores, of `bow` alone or of both models."""
 
     def preprocess(self, input_dicts):
-        said = {name: answer["positive"] for name, answer in input_dicts.items()}
-        return {"prediction": sum(said.values()) / len(said), **said}
+        scores = {name: answer["positive"] for name, answer in input_dicts.items()}
+        return {"prediction": sum(scores.values()) / len(scores), **scores}
 
 
 bow = BowOp("bow", EncodeOp("encode", ReviewOp()))

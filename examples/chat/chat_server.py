@@ -1,6 +1,6 @@
-"""The writer of film reviews of examples/generate, asked by OpenAI's API.
+"""The language model of examples/generate behind OpenAI's API.
 
-python chat_server.py          then ask it: python demo.py, or see README.md
+python chat_server.py          then in another terminal: python demo.py, or see README.md
 """
 
 import sys

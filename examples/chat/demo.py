@@ -1,6 +1,6 @@
-"""Run the server, ask it with the official client of OpenAI's API, and stop it: `make chat`.
+"""Run the server, ask it with OpenAI's official client, and stop it: `make chat`.
 
-Exits with 1 where a stream, a choice or a cut is another text, or a bad request is let through.
+Exits with status 1 if a stream, a choice or a stop gives a different text, or a bad request passes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> int:
 
 
 def ask(client: openai.OpenAI) -> int:
-    """Ask in every way and show what came; return the exit status."""
+    """Send all kinds of requests, print the answers, and return the exit status."""
     print(f"a chat, word by word: {PROMPT}", end="")
     parts = []
     for chunk in client.chat.completions.create(
@@ -55,7 +55,7 @@ def ask(client: openai.OpenAI) -> int:
     if not (refused and len(parts) > 2 and is_same and cut.text == whole.partition(stop)[0]):
         print("demo failed: see above", file=sys.stderr)
         return 1
-    print("demo passed: a stream, a choice and a cut are what the one answer is")
+    print("demo passed: the stream, the choice and the stop agree with the single answer")
     return 0
 
 

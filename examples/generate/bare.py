@@ -1,6 +1,6 @@
-"""The plain loop behind a bare uvicorn: server-sent events as a server of a page's length has them.
+"""The plain loop behind a bare uvicorn, with server-sent events.
 
-For `measure.py`: what events cost in Python before a framework does anything.
+`measure.py` uses it to measure the cost of events in Python without a framework.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from words import Vocabulary
 from writing import Run, begin, step
 
 TEMPERATURE = 0.8
-_WAIT_S = 0.001  # while nobody asks
+_WAIT_S = 0.001  # between looks for new requests
 
 
 class Writer(threading.Thread):
-    """Writes all texts that are under way, word by word; tells the loop once a step."""
+    """Writes all running texts word by word, and calls the event loop once for each step."""
 
     def __init__(self, run: Run, vocabulary: Vocabulary) -> None:
         super().__init__(daemon=True)
@@ -47,8 +47,8 @@ class Writer(threading.Thread):
                 stopped.wait(_WAIT_S)
                 continue
             words, done = step(self._run, texts, np.full(len(texts), TEMPERATURE, np.float32))
-            made = [self._vocabulary.text_of(word) for word in words.tolist()]
-            loop.call_soon_threadsafe(_hand_on, queues[:], made, done.tolist())
+            written = [self._vocabulary.text_of(word) for word in words.tolist()]
+            loop.call_soon_threadsafe(_hand_on, queues[:], written, done.tolist())
             for row in np.flatnonzero(done)[::-1]:
                 del texts[row], queues[row]
 
@@ -69,9 +69,9 @@ def app_of(writer: Writer) -> Callable[..., Any]:
         body = b""
         while (message := await receive()).get("more_body"):
             body += message["body"]
-        asked = json.loads(body + message["body"])["value"]
+        values = json.loads(body + message["body"])["value"]
         queue: asyncio.Queue[str] = asyncio.Queue()
-        writer.joining.append((asked, queue, asyncio.get_running_loop()))
+        writer.joining.append((values, queue, asyncio.get_running_loop()))
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         while word := await queue.get():
@@ -84,7 +84,7 @@ def app_of(writer: Writer) -> Callable[..., Any]:
 
 @contextmanager
 def bare_server(run: Run, vocabulary: Vocabulary, port: int) -> Iterator[None]:
-    """Serve at a port of this host while the block runs."""
+    """Serve at a port of this machine while the block runs."""
     writer = Writer(run, vocabulary)
     config = uvicorn.Config(app_of(writer), port=port, log_level="error", lifespan="off")
     served = uvicorn.Server(config)

@@ -1,6 +1,6 @@
-"""Run the writer of reviews, ask it in every way, show what came, and stop it: `make generate`.
+"""Run the service, send it all kinds of requests, print the answers, stop it: `make generate`.
 
-Exits with 1 where a stream and one answer differ, or callers together do not get what each would.
+Exits with status 1 if a stream and a single answer differ, or if parallel clients get no streams.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ def main() -> int:
         with direct.open(url, body, timeout=TIMEOUT_S) as answer:
             over_http = json.load(answer)
         print(f"\nover HTTP, another seed: {PROMPT}{over_http['value'][0]}")
-        asked = urllib.request.Request(url, body, {"Accept": "application/x-ndjson"})
+        request = urllib.request.Request(url, body, {"Accept": "application/x-ndjson"})
         print(f"over HTTP, a line for each part: {PROMPT}", end="")
-        with direct.open(asked, timeout=TIMEOUT_S) as answer:
+        with direct.open(request, timeout=TIMEOUT_S) as answer:
             lines = [json.loads(line)["value"][0] for line in answer]
         print("".join(lines))
 
         began = time.perf_counter()
-        many = asyncio.run(streams(CALLERS))
-        took = time.perf_counter() - began
-        words = sum(map(len, many))
-        print(f"\n{CALLERS} callers at once: {words} words in {took:.2f} s")
+        streams_of_words = asyncio.run(streams(CALLERS))
+        took_s = time.perf_counter() - began
+        count = sum(map(len, streams_of_words))
+        print(f"\n{CALLERS} callers at once: {count} words in {took_s:.2f} s")
     same = "".join(parts) == response.value[0] and "".join(lines) == over_http["value"][0]
-    if not (same and len(parts) > 1 and all(len(each) > 1 for each in many)):
+    if not (same and len(parts) > 1 and all(len(words) > 1 for words in streams_of_words)):
         print("demo failed: see above", file=sys.stderr)
         return 1
-    print("demo passed: the parts of a stream are the words of the one answer")
+    print("demo passed: the parts of a stream are the words of the single answer")
     return 0
 
 
 async def streams(callers: int) -> list[list[str]]:
-    """Ask for so many texts at once, each with a seed of its own; return their parts."""
+    """Request several texts at once, each with another seed; return their parts."""
     async with grpc.aio.insecure_channel(f"{HOST}:{server.rpc_port}") as channel:
         stub = pipeline_service_pb2_grpc.PipelineServiceStub(channel)
 

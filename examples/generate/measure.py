@@ -2,9 +2,9 @@
 
     python examples/generate/measure.py
 
-The loop has as many texts under way as there are callers, begins another where one has ended, and
-does nothing else. `bare.py` is a second bar: the same loop behind an uvicorn that sends events.
-Rounds of all alternate; the figures are the medians.
+The loop writes as many texts at once as there are callers, and begins another text when one ends.
+`bare.py` is a second baseline: the same loop behind a uvicorn that sends events. The rounds of all
+cases alternate; the figures are medians.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
 
 PROMPT, MOST, SECONDS, ROUNDS = "this movie is", 60, 3.0, 5
 BARE_PORT = 18096
-WAYS = (
+CASES = (
     "plain loop",
     "one answer, HTTP",
     "one answer, gRPC",
@@ -43,39 +43,37 @@ WAYS = (
 
 
 def main() -> None:
-    given = _arguments()
-    if given.port:
-        ask = {"events": events, "messages": messages, "answers": answers, "posts": posts}[
-            given.way
-        ]
-        print(asyncio.run(ask(given.port, given.callers)))
+    arguments = _arguments()
+    if arguments.port:
+        clients = {"events": events, "messages": messages, "answers": answers, "posts": posts}
+        print(asyncio.run(clients[arguments.client](arguments.port, arguments.callers)))
         return
     from web_server import HERE, server
 
     run = runner(str(HERE / "models" / "step.onnx"))
     vocabulary = Vocabulary.load(HERE / "models" / "words.txt")
     print("words a second, and us of processor time of the loop, or the server, for each")
-    print(f"| callers | {' | us | '.join(WAYS)} | us |")
+    print(f"| callers | {' | us | '.join(CASES)} | us |")
     with server:
         for callers in (1, 8, 32):
             tries = (
                 partial(loop, run, vocabulary, callers),
-                partial(asked, server.http_port, callers, "posts"),
-                partial(asked, server.rpc_port, callers, "answers"),
+                partial(clients_rate, server.http_port, callers, "posts"),
+                partial(clients_rate, server.rpc_port, callers, "answers"),
                 partial(behind_uvicorn, run, vocabulary, callers),
-                partial(asked, server.http_port, callers, "events"),
-                partial(asked, server.rpc_port, callers, "messages"),
+                partial(clients_rate, server.http_port, callers, "events"),
+                partial(clients_rate, server.rpc_port, callers, "messages"),
             )
-            rounds = [[timed(write) for write in tries] for _ in range(given.rounds)]
+            rounds = [[timed(write) for write in tries] for _ in range(arguments.rounds)]
             cells = []
-            for way in range(len(WAYS)):
-                rates, costs = zip(*(each[way] for each in rounds), strict=True)
+            for case in range(len(CASES)):
+                rates, costs = zip(*(figures[case] for figures in rounds), strict=True)
                 cells.append(f"{statistics.median(rates):.0f} | {statistics.median(costs):.0f}")
             print(f"| {callers} | {' | '.join(cells)} |", flush=True)
 
 
 def runner(path: str) -> Run:
-    """Return what runs the model, without a predictor around it."""
+    """Return a function that runs the model, without a predictor around it."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options)
@@ -88,43 +86,43 @@ def runner(path: str) -> Run:
 
 
 def timed(write: Callable[[], float]) -> tuple[float, float]:
-    """Return the words a second that `write` says, and the processor time of a word in us."""
+    """Return the words a second that `write` returns, and the processor time of a word in us."""
     began, used = time.perf_counter(), time.process_time()
     rate = write()
     used = time.process_time() - used
-    # Starting the callers takes time, in which no words are written: their rate says how many were.
+    # Starting the clients takes time without words, so the rate gives the number of words.
     return rate, used * 1e6 / (rate * min(SECONDS, time.perf_counter() - began))
 
 
 def behind_uvicorn(run: Run, vocabulary: Vocabulary, callers: int) -> float:
-    """Return the words a second that callers get as events of a bare server."""
+    """Return the words a second that clients get as events of a bare server."""
     with bare_server(run, vocabulary, BARE_PORT):
-        return asked(BARE_PORT, callers, "events")
+        return clients_rate(BARE_PORT, callers, "events")
 
 
 def loop(run: Run, vocabulary: Vocabulary, texts: int) -> float:
-    """Return the words a second that the model writes if nothing else is done."""
+    """Return the words a second of the model alone."""
     prompt, seeds = vocabulary.encode(PROMPT), count()
-    kept = [begin(run, prompt, next(seeds), MOST) for _ in range(texts)]
+    running = [begin(run, prompt, next(seeds), MOST) for _ in range(texts)]
     temperature = np.full(texts, 0.8, np.float32)
     written, began = 0, time.perf_counter()
     while time.perf_counter() - began < SECONDS:
-        _, done = step(run, kept, temperature)
+        _, done = step(run, running, temperature)
         written += texts
         for row in np.flatnonzero(done):
-            kept[row] = begin(run, prompt, next(seeds), MOST)
+            running[row] = begin(run, prompt, next(seeds), MOST)
     return written / (time.perf_counter() - began)
 
 
-def asked(port: int, callers: int, way: str) -> float:
-    """Return the words a second that callers get, who are another process."""
+def clients_rate(port: int, callers: int, client: str) -> float:
+    """Return the words a second that clients in another process get."""
     command = [sys.executable, __file__, "--port", f"{port}", "--callers", f"{callers}"]
-    command += ["--way", way]
+    command += ["--client", client]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 async def answers(port: int, callers: int) -> float:
-    """Ask for one answer again and again, over gRPC; return the words a second that came."""
+    """Request single answers over gRPC in a loop; return the words a second."""
 
     async def ask(stub: Any, request: Any) -> int:
         answer = await stub.inference(request)
@@ -135,12 +133,12 @@ async def answers(port: int, callers: int) -> float:
 
 
 async def posts(port: int, callers: int) -> float:
-    """Ask for one answer again and again, over HTTP; return the words a second that came."""
+    """Request single answers over HTTP in a loop; return the words a second."""
     return await _over_http(port, callers, AnswerCounter)
 
 
 async def messages(port: int, callers: int) -> float:
-    """Ask for a stream again and again, over gRPC; return the words a second that came."""
+    """Request streams over gRPC in a loop; return the words a second."""
 
     async def ask(stub: Any, request: Any) -> int:
         written = 0
@@ -173,12 +171,12 @@ async def _over_grpc(
 
 
 async def events(port: int, callers: int) -> float:
-    """Ask for server-sent events again and again; return the words a second that came."""
+    """Request server-sent events in a loop; return the words a second."""
     return await _over_http(port, callers, EventCounter)
 
 
 async def _over_http(port: int, callers: int, counter: type[Counter]) -> float:
-    """Have clients ask that only count, so that they take little of the processor's time."""
+    """Run clients that only count words, so that they use little processor time."""
     seeds, loop = count(), asyncio.get_running_loop()
     began = time.perf_counter()
 
@@ -192,7 +190,7 @@ async def _over_http(port: int, callers: int, counter: type[Counter]) -> float:
 
 
 class Counter(asyncio.Protocol):
-    """A connection that asks one thing behind the other, and counts the words that come."""
+    """A connection that sends one request after the other, and counts the words."""
 
     ACCEPT = ""
 
@@ -223,27 +221,27 @@ class Counter(asyncio.Protocol):
 
 
 class EventCounter(Counter):
-    """Asks for streams."""
+    """Requests streams."""
 
     ACCEPT, END = "text/event-stream", b"event: end"
 
     def data_received(self, data: bytes) -> None:
-        self._written += data.count(b'data: {"')  # a short event is never cut
+        self._written += data.count(b'data: {"')  # a short event is never split
         self._came = (self._came + data)[-64:]
         if self._came.endswith(b"0\r\n\r\n"):
-            assert self.END in self._came, "an error has ended it"
+            assert self.END in self._came, "the stream ended with an error"
             self._next()
 
 
 class AnswerCounter(Counter):
-    """Asks for one answer, of which it counts the words."""
+    """Requests single answers, and counts their words."""
 
     ACCEPT = "application/json"
 
     def data_received(self, data: bytes) -> None:
         self._came += data
         _, _, body = self._came.partition(b"\r\n\r\n")
-        if body.endswith(b"}"):  # it is short, and comes in one or two packets
+        if body.endswith(b"}"):  # a short answer arrives in one or two packets
             answer = json.loads(body)
             assert not answer["err_no"], answer["err_msg"]
             self._written += min(MOST, len(words_of(answer["value"][0])) + 1)
@@ -252,10 +250,10 @@ class AnswerCounter(Counter):
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure words a second.")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of which the medians are")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="number of rounds")
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--callers", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--way", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--client", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

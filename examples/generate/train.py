@@ -4,7 +4,7 @@
     OPENBLAS_NUM_THREADS=1 python examples/generate/train.py
 
 The reviews are read from the installed package, never copied. Seeds, split and order are fixed;
-with one BLAS thread the files come out the same, bit for bit, on one machine.
+with one BLAS thread the files are the same, bit for bit, on the same machine.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ class Adam:
         self._squares = {name: np.zeros_like(value) for name, value in parameters.items()}
 
     def step(self, gradients: dict[str, np.ndarray], rate: float) -> None:
-        """Move every parameter once, by gradients of at most `MOST_NORM` in all."""
+        """Update every parameter once; the norm of all gradients is clipped to `MOST_NORM`."""
         self._steps += 1
-        norm = float(np.sqrt(sum(float((each * each).sum()) for each in gradients.values())))
+        norm = float(
+            np.sqrt(sum(float((gradient * gradient).sum()) for gradient in gradients.values()))
+        )
         scale = np.float32(min(1.0, MOST_NORM / (norm + 1e-9)))
         rate *= (1 - SQUARE_KEEPS**self._steps) ** 0.5 / (1 - MEAN_KEEPS**self._steps)
         for name, gradient in gradients.items():
@@ -78,23 +80,24 @@ def main() -> None:
 
 
 def fit(parameters: dict[str, np.ndarray], words: np.ndarray) -> None:
-    """Learn from `words`, int64 (steps, lanes), in order; the rate falls to nothing."""
+    """Learn from `words`, int64 (steps, lanes), in order; the rate falls to zero."""
     adam, state = Adam(parameters), np.zeros((words.shape[1], WIDTH), np.float32)
-    began, shown = time.monotonic(), []
+    began, losses = time.monotonic(), []
     for number in range(LESSONS):
         begin = number * STEPS % (len(words) - STEPS)
         done = lesson(parameters, words[begin : begin + STEPS + 1], state)
         state = done.state
         adam.step(done.gradients, RATE * min(1, (number + 1) / 50) * (1 - number / LESSONS))
-        shown.append(done.loss)
+        losses.append(done.loss)
         if number % 50 == 49:
-            took = time.monotonic() - began
-            print(f"{number + 1}: {np.mean(shown[-50:]):.3f} nats a word, {took:.0f} s", flush=True)
+            took_s = time.monotonic() - began
+            loss = np.mean(losses[-50:])
+            print(f"{number + 1}: {loss:.3f} nats a word, {took_s:.0f} s", flush=True)
 
 
 def find_csv() -> Path:
-    """Return where the package keeps its reviews; FileNotFoundError says how to install it."""
-    spec = importlib.util.find_spec(PACKAGE)  # found, not imported: that would need pandas
+    """Return the file of reviews in the package. Raises FileNotFoundError: not installed."""
+    spec = importlib.util.find_spec(PACKAGE)  # not imported: that would need pandas
     for folder in (spec and spec.submodule_search_locations) or ():
         if (path := Path(folder) / CSV_PATH).is_file():
             return path
@@ -102,16 +105,16 @@ def find_csv() -> Path:
 
 
 def read_reviews(path: Path) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the words of the reviews to learn from, and of one in twenty to test with.
+    """Return the words of the reviews for training, and of one in twenty for testing.
 
-    A review's place is decided by the digest of its words alone; each text is there once.
+    The digest of its words decides a review's place; a text that appears twice counts once.
     """
-    found: dict[str, list[str]] = {}
+    reviews: dict[str, list[str]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             words = words_of(row["text"])
-            found[hashlib.sha256(" ".join(words).encode()).hexdigest()] = words
-    ordered = [found[digest] for digest in sorted(found)]
+            reviews[hashlib.sha256(" ".join(words).encode()).hexdigest()] = words
+    ordered = [reviews[digest] for digest in sorted(reviews)]
     held_out = len(ordered) // 20
     return ordered[held_out:], ordered[:held_out]
 
@@ -125,7 +128,7 @@ def build_vocabulary(reviews: Sequence[Sequence[str]], path: Path) -> Vocabulary
 
 
 def in_lanes(reviews: Sequence[Sequence[str]], vocabulary: Vocabulary, lanes: int) -> np.ndarray:
-    """Return all reviews, each behind END, side by side: int64 (steps, lanes)."""
+    """Return all reviews, each after an END, in parallel lanes: int64 (steps, lanes)."""
     ids = [word_id for review in reviews for word_id in (END, *vocabulary.encode(" ".join(review)))]
     steps = len(ids) // lanes
     return np.array(ids[: steps * lanes], np.int64).reshape(lanes, steps).T.copy()
@@ -133,7 +136,7 @@ def in_lanes(reviews: Sequence[Sequence[str]], vocabulary: Vocabulary, lanes: in
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the model of the generate example.")
-    parser.add_argument("--models", type=Path, default=MODELS, help="where to write them")
+    parser.add_argument("--models", type=Path, default=MODELS, help="folder for the model files")
     return parser.parse_args()
 
 

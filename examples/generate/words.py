@@ -18,7 +18,7 @@ def words_of(text: str) -> list[str]:
 
 
 class Vocabulary:
-    """The words that the model knows; each one's id is its place, from `FIRST_WORD`."""
+    """The words of the model; a word's id is its place, from `FIRST_WORD`."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = ["", "", *words]
@@ -26,7 +26,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Return how many ids there are, with those of the end and of an unknown word."""
+        """Return the number of ids, with those of the end and of unknown words."""
         return len(self._words)
 
     def encode(self, text: str) -> list[int]:
@@ -34,16 +34,16 @@ class Vocabulary:
         return [self._ids.get(word, UNKNOWN) for word in words_of(text)]
 
     def text_of(self, word_id: int) -> str:
-        """Return what a word adds to a text: with a blank in front of it, but for marks."""
+        """Return a word with the blank before it; punctuation marks have no blank."""
         word = self._words[word_id]
         return word if word in ".,!?" else f" {word}"
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        """Read what `save` has written."""
+        """Read a file that `save` wrote."""
         return cls(path.read_text(encoding="utf-8").split())
 
     @staticmethod
     def save(words: Iterable[str], path: Path) -> None:
-        """Write one word a line."""
+        """Write one word on each line."""
         path.write_text("\n".join(words) + "\n", encoding="utf-8")

@@ -1,9 +1,9 @@
-"""Start the service, ask it over gRPC and HTTP, show what it says, stop it: `make demo`.
+"""Start the service, ask it over gRPC and HTTP, print its answers, stop it: `make demo`.
 
     python demo.py [config_brpc.yml]
 
-Where the configuration names services that run the models, they are started and stopped as well.
-Exits with 1 where an answer is wrong, the service does not start, or it does not end cleanly.
+Model services that the configuration names are also started and stopped. Exits with status 1 if an
+answer is wrong, or the service does not start or does not end cleanly.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ POLL_S = 0.1
 
 
 class DemoError(Exception):
-    """What went wrong, in words for the person who started the demo."""
+    """A failure of the demo, with a text for its user."""
 
 
 class Ports(NamedTuple):
-    """Where the service listens, as its config.yml says."""
+    """The service's ports, from its config.yml."""
 
     rpc: int
     http: int
 
 
 class Server(NamedTuple):
-    """A running process of the demo, and the file that takes its output."""
+    """A running process of the demo, and the file with its output."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -58,7 +58,7 @@ class Server(NamedTuple):
 
 
 def main() -> int:
-    # Neither client may ask a proxy of this machine's network for a server on this machine.
+    # The server is on this machine: neither client may use a proxy.
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = HOST
     try:
         run(sys.argv[1] if len(sys.argv) > 1 else "config.yml")
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def run(config: str) -> None:
-    """The demo from start to end; DemoError says what is not as it should be."""
+    """Run the demo from start to end. Raises DemoError."""
     values = yaml.safe_load((HERE / config).read_text(encoding="utf-8"))
     ports = Ports(values["rpc_port"], values["http_port"])
     services = model_services(values)
@@ -93,23 +93,23 @@ def run(config: str) -> None:
 
 
 def model_services(values: dict[str, Any]) -> dict[str, int]:
-    """{Op that asks a service for its model: the port of that service}"""
-    asked = {name: op.get("server_endpoints") for name, op in values["op"].items()}
-    return {name: int(ends[0].rpartition(":")[2]) for name, ends in asked.items() if ends}
+    """Return the ports of model services, by the Op that uses the service."""
+    endpoints = {name: op.get("server_endpoints") for name, op in values["op"].items()}
+    return {name: int(urls[0].rpartition(":")[2]) for name, urls in endpoints.items() if urls}
 
 
 def check_free(port: int, config: Path) -> None:
-    """DemoError if someone listens already: their answers would be taken for our server's."""
+    """Raise DemoError if a port is in use: another server would answer the demo."""
     with socket.socket() as probe:
         if probe.connect_ex((HOST, port)) == 0:
             raise DemoError(
-                f"port {port} is in use. Stop what listens there, or change it in {config}."
+                f"port {port} is in use. Stop the process that uses it, or change it in {config}."
             )
 
 
 @contextmanager
 def running_model(model: str, port: int) -> Iterator[Server]:
-    """A service of one model, ready to be asked."""
+    """Run the service of one model; it is ready in the block."""
     print(f"starting python -m pipeline.serve --model models/{model}.onnx --port {port}")
     path = HERE / "models" / f"{model}.onnx"
     command = ("-m", "pipeline.serve", "--model", path, "--port", str(port))
@@ -120,7 +120,7 @@ def running_model(model: str, port: int) -> Iterator[Server]:
 
 @contextmanager
 def running(name: str, *arguments: str | Path) -> Iterator[Server]:
-    """A Python process. However the block ends, it is not left."""
+    """Run a Python process; end it with the block."""
     command = [sys.executable, *map(str, arguments)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with tempfile.TemporaryFile() as output:
@@ -134,12 +134,12 @@ def running(name: str, *arguments: str | Path) -> Iterator[Server]:
 
 
 def wait_until_ready(server: Server, url: str) -> None:
-    """Return when the server says that it is ready; DemoError if it ends or takes too long."""
+    """Wait until the server is ready. Raises DemoError: it ends, or takes too long."""
     wait_until(server, lambda: is_ready(url))
 
 
 def wait_until_listening(server: Server, port: int) -> None:
-    """Return when the port takes connections; DemoError as `wait_until_ready`."""
+    """Wait until the port accepts connections. Raises DemoError, as `wait_until_ready`."""
 
     def listens() -> bool:
         with socket.socket() as probe:
@@ -160,7 +160,7 @@ def wait_until(server: Server, condition: Callable[[], bool]) -> None:
 
 
 def is_ready(url: str) -> bool:
-    """Whether the readiness check answers 200."""
+    """Return whether the readiness check answers 200."""
     try:
         with urllib.request.urlopen(url, timeout=5) as reply:
             return bool(reply.status == 200)
@@ -168,19 +168,19 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def ask_all(way: str, ask: Callable[[str], dict[str, float]]) -> None:
-    """Ask for every sample and show the answers; DemoError if one is wrong."""
-    print(f"\n{way}:")
+def ask_all(title: str, ask: Callable[[str], dict[str, float]]) -> None:
+    """Ask for every sample and print the answers. Raises DemoError: an answer is wrong."""
+    print(f"\n{title}:")
     try:
         right = [report(sample, ask(sample.text)) for sample in SAMPLES]
     except (grpc.RpcError, PipelineError, RuntimeError, OSError) as error:
-        raise DemoError(f"{way}: {error}") from error
+        raise DemoError(f"{title}: {error}") from error
     if not all(right):
-        raise DemoError(f"{way}: {right.count(False)} of {len(right)} answers are wrong.")
+        raise DemoError(f"{title}: {right.count(False)} of {len(right)} answers are wrong.")
 
 
 def stop(server: Server) -> None:
-    """Ask the server to end, as a service manager would; DemoError if it does not end well."""
+    """Stop the server by SIGTERM. Raises DemoError: it does not end cleanly."""
     print(f"\nstopping {server.name} with SIGTERM")
     server.process.send_signal(signal.SIGTERM)
     try:
@@ -192,7 +192,7 @@ def stop(server: Server) -> None:
 
 
 def said(server: Server) -> str:
-    """What the server wrote so far."""
+    """Return the server's output up to now."""
     server.output.seek(0)
     text = server.output.read().decode(errors="replace").strip()
     return f"It wrote:\n{text}" if text else "It wrote nothing."

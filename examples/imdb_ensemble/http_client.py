@@ -13,7 +13,7 @@ TIMEOUT_S = 30
 
 
 def ask(url: str, review: str) -> dict[str, float]:
-    """Scores of a review, see `samples.read_scores`; RuntimeError if the service refuses."""
+    """Return the scores of a review (`samples.read_scores`). Raises RuntimeError: refused."""
     body = json.dumps({"key": ["words"], "value": [review]}).encode()
     request = Request(url, data=body, headers={"Content-Type": "application/json"})
     with urlopen(request, timeout=TIMEOUT_S) as reply:
@@ -28,7 +28,7 @@ def ask(url: str, review: str) -> dict[str, float]:
 def main() -> None:
     url = sys.argv[1] if len(sys.argv) > 1 else URL
     right = sum(report(sample, ask(url, sample.text)) for sample in SAMPLES)
-    print(f"{right} of {len(SAMPLES)} reviews read as their authors meant them")
+    print(f"{right} of {len(SAMPLES)} verdicts are right")
 
 
 if __name__ == "__main__":

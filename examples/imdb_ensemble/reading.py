@@ -1,4 +1,4 @@
-"""What a review is, and the Op that turns its words into ids: of the services of both folders."""
+"""The request of a review and the Op that encodes it, shared with examples/cascade."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Review(Schema):
 
 
 class ReviewOp(RequestOp):
-    """Takes a Review."""
+    """Reads a Review."""
 
-    input_tensors = (Tensor("words", "BYTES", (1,)),)  # for callers of the v2 protocol
+    input_tensors = (Tensor("words", "BYTES", (1,)),)  # for clients of the v2 protocol
 
     def __init__(self) -> None:
         super().__init__(schema=Review)
 
 
 class EncodeOp(Op):
-    """Turns the review into what the models are fed: `words` int64 (1, 256)."""
+    """Turns a review into the models' input: `words` int64 (1, 256)."""
 
     def init_op(self) -> None:
         self.tokenizer = Tokenizer.load(VOCABULARY)

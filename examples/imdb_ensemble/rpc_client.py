@@ -14,7 +14,7 @@ TIMEOUT_S = 30
 
 
 def ask(client: PipelineClient, review: str) -> dict[str, float]:
-    """Scores of a review, see `samples.read_scores`; PipelineError if the service refuses."""
+    """Return the scores of a review (`samples.read_scores`). Raises PipelineError: refused."""
     response = client.predict({"words": review}, fetch=FETCH, timeout=TIMEOUT_S)
     response.raise_for_error()
     return read_scores(response.key, response.value)
@@ -24,7 +24,7 @@ def main() -> None:
     with PipelineClient() as client:
         client.connect([sys.argv[1] if len(sys.argv) > 1 else ENDPOINT])
         right = sum(report(sample, ask(client, sample.text)) for sample in SAMPLES)
-    print(f"{right} of {len(SAMPLES)} reviews read as their authors meant them")
+    print(f"{right} of {len(SAMPLES)} verdicts are right")
 
 
 if __name__ == "__main__":

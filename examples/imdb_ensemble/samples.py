@@ -1,4 +1,4 @@
-"""Short labelled reviews, written for this example, and how to read the service's answers."""
+"""Short labelled reviews, written for this example, and a parser of the service's answers."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ SAMPLES = (
 
 
 def read_scores(keys: Iterable[str], values: Iterable[str]) -> dict[str, float]:
-    """The probability of a positive verdict by `bow`, `cnn` and together (`prediction`).
+    """Return the probability of a positive review by `bow`, by `cnn` and by both (`prediction`).
 
-    Answers carry arrays as numpy prints them, `array([0.93], dtype=float32)`; each has one number.
+    Answers have arrays as numpy prints them, `array([0.93], dtype=float32)`, with one number each.
     """
     pairs = zip(keys, values, strict=True)
     return {key: float(text.partition("[")[2].partition("]")[0]) for key, text in pairs}

@@ -1,4 +1,4 @@
-"""Words to ids: the one tokenizer that training, server and tests share."""
+"""The tokenizer, shared by training, server and tests."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 
 SEQUENCE_LENGTH = 256
-HEAD_LENGTH = 128  # of a longer review the first and the last 128 words: verdicts stand at its end
-MAX_CHARS = 32_768  # of a longer text only the two ends are read, so one request is bounded work
+HEAD_LENGTH = (
+    128  # a longer review keeps its first and last 128 words: the verdict is often at the end
+)
+MAX_CHARS = 32_768  # of a longer text only both ends are read, which bounds the work of a request
 PAD_ID = 0
 UNKNOWN_ID = 1
 FIRST_WORD_ID = 2
@@ -21,7 +23,7 @@ _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)*")
 
 
 def words_of(text: str) -> list[str]:
-    """The lower-case words of `text`, line-break tags left out, apostrophes kept ("don't")."""
+    """Return the words of `text` in lower case, with apostrophes, without line-break tags."""
     if len(text) > MAX_CHARS:
         half = MAX_CHARS // 2
         text = f"{text[:half]} {text[-half:]}"
@@ -29,14 +31,14 @@ def words_of(text: str) -> list[str]:
 
 
 def clip(words: list[str]) -> list[str]:
-    """At most `SEQUENCE_LENGTH` words: all of a short review, the two ends of a long one."""
+    """Return at most `SEQUENCE_LENGTH` words: a short review, or both ends of a long one."""
     if len(words) <= SEQUENCE_LENGTH:
         return words
     return words[:HEAD_LENGTH] + words[HEAD_LENGTH - SEQUENCE_LENGTH :]
 
 
 class Tokenizer:
-    """A fixed vocabulary. The id of a word is its place in it, after padding and unknown."""
+    """A fixed vocabulary. A word's id is its place, after the ids of padding and unknown."""
 
     def __init__(self, vocabulary: Iterable[str]) -> None:
         self._ids = {word: id_ for id_, word in enumerate(vocabulary, start=FIRST_WORD_ID)}
@@ -52,11 +54,11 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """How many ids there are, padding and unknown included: the rows of an embedding."""
+        """Return the number of ids, with padding and unknown: the rows of an embedding."""
         return FIRST_WORD_ID + len(self._ids)
 
     def encode(self, text: str) -> np.ndarray:
-        """Ids of the words of `text`: int64, shape (256,), padded at the end with `PAD_ID`."""
+        """Return the ids of the words of `text`: int64 (256,), padded at the end with `PAD_ID`."""
         ids = [self._ids.get(word, UNKNOWN_ID) for word in clip(words_of(text))]
         padding = [PAD_ID] * (SEQUENCE_LENGTH - len(ids))
         return np.fromiter(chain(ids, padding), dtype=np.int64, count=SEQUENCE_LENGTH)

@@ -1,8 +1,8 @@
-"""The sentiment service: two models read the same words, and their mean is the answer.
+"""The sentiment service: two models read the same words, and the answer is their mean.
 
-    python web_server.py [config_brpc.yml]     then ask it with rpc_client.py or http_client.py
+    python web_server.py [config_brpc.yml]     then in another terminal: python rpc_client.py
 
-`encode` turns the words of a review into ids, `bow` and `cnn` run side by side on them, `combine`
+`encode` turns the words of a review into ids, `bow` and `cnn` run on them in parallel, `combine`
 waits for both:
 
     words -> encode -> bow -+
@@ -23,7 +23,7 @@ MODELS = ("bow", "cnn")
 
 
 class Scores(Schema):
-    """How likely the review is positive: as both models say together, and each."""
+    """Probability of a positive review: the mean, and the score of each model."""
 
     prediction: Annotated[np.ndarray, Tensor("prediction", "FP32", (1,))]
     bow: Annotated[np.ndarray, Tensor("bow", "FP32", (1,))]
@@ -31,13 +31,13 @@ class Scores(Schema):
 
 
 class CombineOp(Op):
-    """Answers with the mean of the models' scores, and with each: arrays float32 (1,)."""
+    """Answers with the mean of the models' scores and with each score: arrays float32 (1,)."""
 
     input_tensors = tuple(Tensor("prediction", "FP32", (1, 2), source) for source in MODELS)
     output_tensors = tuple(Tensor(name, "FP32", (1,)) for name in ("prediction", *MODELS))
 
     def preprocess(self, input_dicts, data_id, log_id):
-        # `prediction` of a model is float32 (1, 2): how likely negative, how likely positive.
+        # A model's `prediction` is float32 (1, 2): the probabilities of negative and of positive.
         scores = {name: answer["prediction"][:, 1] for name, answer in input_dicts.items()}
         mean = sum(scores.values()) / len(scores)
         return {"prediction": mean, **scores}, False, None, ""

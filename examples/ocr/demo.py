@@ -60,19 +60,19 @@ def ask_both_ways(service: Service, out: Path) -> None:
     print(f"\n{out}: the picture, and beside it what was read")
 
 
-def checked(way: str, ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def checked(title: str, ask: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Print and return the lines of an answer. Raises DemoError: a line is wrong."""
-    print(f"\n{way}:")
+    print(f"\n{title}:")
     try:
         lines = ask()
     except (grpc.RpcError, PipelineError, RuntimeError, OSError) as error:
-        raise DemoError(f"{way}: {error}") from error
+        raise DemoError(f"{title}: {error}") from error
     for line in lines:
         print(f"  {line['score']:.3f}  {line['text']}")
-    wanted = (PICTURES / "page.txt").read_text(encoding="utf-8").splitlines()
+    expected = (PICTURES / "page.txt").read_text(encoding="utf-8").splitlines()
     # The model, not the service, drops some spaces between words.
-    if [squeezed(line["text"]) for line in lines] != [squeezed(text) for text in wanted]:
-        raise DemoError(f"{way}: the picture says\n" + "\n".join(wanted))
+    if [squeezed(line["text"]) for line in lines] != [squeezed(text) for text in expected]:
+        raise DemoError(f"{title}: the text of the picture is\n" + "\n".join(expected))
     return lines
 
 

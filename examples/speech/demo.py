@@ -1,6 +1,6 @@
-"""Run the speech detector, have it listen to clip.wav in every way, and stop it: `make speech`.
+"""Run the speech detector, send it clip.wav by each protocol, and stop it: `make speech`.
 
-Exits with 1 where the three sentences of the clip are not found, or the ways differ.
+Exits with status 1 if the clip's three sentences are not found, or the answers differ.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ Row = tuple[float, ...]  # start_s, end_s, loudness_db
 def main() -> int:
     with server, PipelineClient() as client:
         client.connect([f"{HOST}:{server.rpc_port}"])
-        heard = [
+        answers = [
             shown("over gRPC, in parts", over_grpc(client, in_parts=True)),
             shown("over HTTP, server-sent events", over_http("text/event-stream")),
             shown("over gRPC, one answer", over_grpc(client, in_parts=False)),
             shown("over HTTP, one answer", over_http("application/json")),
         ]
-    streamed, *others = heard
+    streamed, *others = answers
     if len(streamed) != SENTENCES or any(other != streamed for other in others):
         print("demo failed: see above", file=sys.stderr)
         return 1
-    print("\ndemo passed: a part for each sentence, and the one answer has all of them")
+    print("\ndemo passed: a part for each sentence, and the single answer has all of them")
     return 0
 
 
-def shown(way: str, segments: Iterable[Row]) -> list[Row]:
-    """Print segments as they come, and return them."""
-    print(f"\n{way}:")
+def shown(title: str, segments: Iterable[Row]) -> list[Row]:
+    """Print segments as they arrive, and return them."""
+    print(f"\n{title}:")
     began, rows = time.perf_counter(), []
     for row in segments:
         after_ms = 1000 * (time.perf_counter() - began)
@@ -65,20 +65,20 @@ def over_grpc(client: PipelineClient, in_parts: bool) -> Iterator[Row]:
 
 
 def over_http(accept: str) -> Iterator[Row]:
-    """The data of the events, or the one answer."""
+    """Yield the rows of the events, or of the single answer."""
     url = f"http://{HOST}:{server.http_port}/speech/prediction"
     body = {"key": ["audio"], "value": [base64.b64encode(CLIP).decode()]}
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Accept": accept})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with direct.open(request, timeout=TIMEOUT_S) as lines:
         for line in lines:
-            said = line.decode().strip().removeprefix("data: ")
-            if said.startswith("{"):
-                yield from rows_of(map(text_to_numpy, json.loads(said).get("value", ())))
+            data = line.decode().strip().removeprefix("data: ")
+            if data.startswith("{"):
+                yield from rows_of(map(text_to_numpy, json.loads(data).get("value", ())))
 
 
 def rows_of(columns: Iterable[Any]) -> list[Row]:
-    """A row for each segment: one of a part, all of the one answer."""
+    """Return a row for each segment of a part, or of the single answer."""
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 

@@ -1,6 +1,6 @@
-"""Render clip.wav, which the demo listens to: apt-get install flite
+"""Render clip.wav for the demo: apt-get install flite
 
-Three sentences, spoken by a voice that comes with flite, with pauses and a little noise.
+Three sentences, spoken by a voice of flite, with pauses and a little noise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 RATE = 16_000
 CLIP = Path(__file__).resolve().parent / "clip.wav"
-SAID = (  # and how long the pause before it is, in seconds
+SENTENCES = (  # with the pause before each, in seconds
     (0.1, "The door is open."),
     (0.6, "Come in and take a seat."),
     (0.5, "Would you like some tea?"),
@@ -23,7 +23,9 @@ NOISE = 20  # of 32768
 
 
 def main() -> None:
-    parts = [part for pause, text in SAID for part in (np.zeros(int(pause * RATE)), spoken(text))]
+    parts = [
+        part for pause, text in SENTENCES for part in (np.zeros(int(pause * RATE)), spoken(text))
+    ]
     clip = np.concatenate(parts)
     clip += np.random.default_rng(2026).normal(0, NOISE, len(clip))
     with wave.open(str(CLIP), "wb") as file:

@@ -1,8 +1,8 @@
-"""Where somebody speaks: a WAV file in, a part of the answer out for each segment of speech.
+"""Detects speech in a WAV file; the answer has a part for each segment of speech.
 
-python web_server.py        then ask it: python demo.py, or see README.md
+python web_server.py        then in another terminal: python demo.py, or see README.md
 
-audio -> vad -> loudness -> {start_s, end_s, loudness_db}, as soon as a segment has ended
+audio -> vad -> loudness -> {start_s, end_s, loudness_db}, when a segment has ended
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ BAD_SOUND = 51
 
 
 class VadOp(Op):
-    """Listens to the whole file, and gives each segment when it ends."""
+    """Yields each segment of a file when it ends."""
 
     def preprocess(self, input_dicts):
         try:
@@ -34,10 +34,12 @@ class VadOp(Op):
             yield {"start": start, "end": end, "samples": samples[start:end]}
 
     def scores(self, samples, context):
-        """How likely each frame is speech; the model remembers those before it in `state`."""
+        """Yield the probability of speech in each frame; `state` carries the frames before it."""
         state = np.zeros((2, 1, 128), np.float32)
         for frame in frames_of(samples):
-            if context.is_cancelled():  # a long silence has no yield that would notice
+            if (
+                context.is_cancelled()
+            ):  # a long silence yields nothing, which would otherwise notice it
                 return
             feed = {"input": frame[np.newaxis], "state": state, "sr": np.array(RATE)}
             score, state = self.client.predict(feed, ["output", "stateN"]).values()
@@ -45,7 +47,7 @@ class VadOp(Op):
 
 
 class LoudnessOp(Op):
-    """Says of each segment how loud it is: it runs once a part."""
+    """Adds the loudness of a segment; it runs once for each part."""
 
     def preprocess(self, input_dicts):
         segment = input_dicts["vad"]

@@ -1,6 +1,6 @@
-"""AccessLog: a line for requests, who asked for what, and what came of it; the gateway's alike.
+"""AccessLog: a line for each finished request, in the same form as the gateway's.
 
-No query, body or credential is in it.
+It has no query, body or credential.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pipeline.tracing.context import parse_traceparent
 
 _LOGGER = logging.getLogger(__name__)
 
-_MAX_PATH = 1024  # characters of it that are written
+_MAX_PATH = 1024  # characters that are written
 
 
 @dataclass(slots=True)
 class Entry:
-    """A request that is over. Texts that are "" are not known.
+    """A finished request. A text that is "" is not known.
 
     Attributes:
-        address: of who asked, with a port.
+        address: of the client, with a port.
         action: "POST /path HTTP/1.1", or gRPC's method.
-        status: that of HTTP as a number, that of gRPC as its name.
+        status: HTTP's as a number, gRPC's as its name.
         sent_bytes: of the answer's body.
         took_s: from the request's head to the end of the answer.
-        traceparent: what the caller says of its trace.
+        traceparent: the client's trace.
     """
 
     address: str = ""
@@ -48,7 +48,7 @@ class Field(NamedTuple):
     value: Callable[[Entry], Any]
 
 
-# In their order. Those of the gateway are the same (accesslog.go), which a test holds.
+# In order. A test compares them with the gateway's (accesslog.go).
 FIELDS = (
     Field("address", "%s", lambda entry: entry.address),
     Field("action", "%q", lambda entry: entry.action),
@@ -62,14 +62,14 @@ FIELDS = (
 
 
 class AccessLog:
-    """The log of every n-th request, as `log.request_sample` says, in the server's log."""
+    """A log of every n-th request (`log.request_sample`), in the server's log."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._seen = 0
 
     def write(self, entry: Entry) -> None:
-        """Write a request that is over, if it is its turn."""
+        """Write every n-th finished request."""
         self._seen += 1
         if self._seen % self._every:
             return
@@ -79,7 +79,7 @@ class AccessLog:
 
 
 def access_log(every: int) -> AccessLog | None:
-    """Return a log of every n-th request; None for one of no request."""
+    """Return a log of every n-th request; None if `log.request_sample` is 0."""
     return AccessLog(every) if every else None
 
 

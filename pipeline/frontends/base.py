@@ -1,4 +1,4 @@
-"""Frontend: how requests come in, and how they cease to; and what frontends have in common."""
+"""Frontend: takes requests in; with the types that all frontends share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.errors import PackageError
 from pipeline.observe.custom_metrics import CustomMetrics
 from pipeline.observe.snapshot import AskAll
 
-if TYPE_CHECKING:  # where they are made, this module is imported
+if TYPE_CHECKING:  # these modules import this one
     from pipeline.frontends.api.openapi import Described
     from pipeline.frontends.grpc.server import GrpcService
     from pipeline.frontends.http.routes import ErrorForm, LaneService, Routes
@@ -33,46 +33,45 @@ _WITHHELD = {  # headers of connections, and those with credentials
     *("upgrade", "authorization", "cookie", "proxy-authenticate", "proxy-authorization"),
     *("set-cookie", "x-api-key", "x-auth-token"),
 }
-_MAX_NAMES = 1024  # of headers, whose verdict is kept
+_MAX_NAMES = 1024  # of headers, with the remembered decision
 _UNITS_S = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
-_GIVEN = re.compile("([0-9]{1,8})([HMSmun])")  # as gRPC over HTTP/2 says
+_GIVEN = re.compile("([0-9]{1,8})([HMSmun])")  # gRPC's form of a timeout
 
 
 class Frontend(Protocol):
     """A listener that takes requests in, on the event loop that called `start`."""
 
     port: int
-    """The real one, after `start`."""
+    """The actual port, after `start`."""
 
     async def start(self, is_ready: bool = False) -> None:
-        """Listen. InitError names an address that is in use."""
+        """Listen. Raises InitError if the address is in use."""
 
     async def set_ready(self, ready: bool) -> None:
-        """Give this answer from now on to requests for the server's readiness."""
+        """Set the answer to readiness requests."""
 
     async def drain(self) -> None:
-        """Say that the server is not ready, serve on, and send callers away with their answers."""
+        """Report the server as not ready, serve on, and close connections with their answers."""
 
     async def close(self, grace_s: float) -> None:
         """Stop accepting; active requests have `grace_s`. Does not wait for them."""
 
     async def stop(self, grace_s: float) -> None:
-        """End what is left after `grace_s`. May be called without `start`, `close`, and twice."""
+        """End the rest after `grace_s`. May be called without `start` or `close`, and twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrontendContext:
     """The server behind its frontends.
 
-    `name` and `engine` are those of the first pipeline; without one the models are those of a
-    repository, under `control`. `whole` asks all of its replicas how they stand. Large messages are
-    read and written by `offload`. `is_shared`: other processes listen there too; this one is
-    `replica`. With `sockets` there is an ingress, which has the ports that `taken` names and asks
-    frontends on Unix sockets in this folder. A frontend may add `routes` to the HTTP port, `lanes`
-    for those of its paths that are to be quick, what is `described` of them in /openapi.json,
-    `error_forms` by the path above theirs, and `services` to the gRPC port. Requests by v2 are
-    traced in files as `traces` says; their code counts in `metrics`. Large bodies are received in
-    `memory`.
+    `name` and `engine` belong to the first pipeline; without a pipeline the models are those of a
+    repository, under `control`. `whole` asks all replicas for their state. `offload` reads and
+    writes large messages, and `memory` receives large bodies. `is_shared`: other processes listen
+    on the same ports; this one is `replica`. With `sockets` an ingress has the ports that `taken`
+    names, and calls frontends on Unix sockets in this folder. A frontend may add `routes` to the
+    HTTP port, `lanes` for its fast paths, `described` for /openapi.json, `error_forms` by path
+    prefix, and `services` to the gRPC port. `traces` has v2 requests traced in files; models count
+    in `metrics`.
     """
 
     name: str | None
@@ -97,16 +96,15 @@ class FrontendContext:
 
     @property
     def forwarding(self) -> HeaderForwarding | None:
-        """Return the choice of headers that hooks and filters get to see; None: none of them."""
+        """Return the choice of headers for hooks and filters; None: they get no headers."""
         pattern = self.config.dag.forward_headers
         wants = self.models.is_repository or takes_info(self.models)
         return HeaderForwarding(pattern) if pattern and wants else None
 
 
 def takes_info(models: ModelRegistry) -> bool:
-    """Return whether a hook, filter, scheduler or model of an ensemble needs what callers say.
-
-    That is beside their data.
+    """Return whether a hook, filter, scheduler or ensemble model needs more of a request than its
+    data.
     """
     graphs = models.graphs()
     if any(op.pipeline_config.workers == "model" for graph in graphs for op in graph.graph.ops):
@@ -123,19 +121,19 @@ def takes_info(models: ModelRegistry) -> bool:
 class FrontendFactory(Protocol):
     """An entry of the registry's kind `frontends`: a function, or the class of a Frontend.
 
-    It may have an attribute `Options`, a msgspec Struct: that of its keys in the configuration.
+    Its optional attribute `Options`, a msgspec Struct, declares its keys in the configuration.
     """
 
     def __call__(self, context: FrontendContext, options: Any) -> Frontend | None:
-        """Return a frontend, which the server starts; None if there is none to start."""
+        """Return a frontend, which the server starts; None if there is nothing to start."""
 
 
 class HeaderForwarding:
-    """Chooses the headers of a request that its context has.
+    """Chooses the headers of a request for its context.
 
     Args:
-        pattern: regular expression of whole names, in any case. Headers of connections and headers
-        with credentials match only if the pattern has their names literally.
+        pattern: regular expression of whole names, in any case. Connection headers and headers with
+            credentials match only if the pattern has their literal names.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -145,12 +143,12 @@ class HeaderForwarding:
         self._forwards = functools.lru_cache(_MAX_NAMES)(self._is_forwarded)
 
     def choose(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> dict[str, str]:
-        """Return the headers that are forwarded, by their names in lower case."""
+        """Return the forwarded headers, by names in lower case."""
         texts = ((_text(name).lower(), value) for name, value in headers)
         return {name: _text(value) for name, value in texts if self._forwards(name)}
 
     def info(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> RequestInfo | None:
-        """Return what the headers say; None for nothing."""
+        """Return the request info from headers; None: there is nothing to forward."""
         chosen = self.choose(headers)
         return RequestInfo(headers=chosen) if chosen else None
 
@@ -172,10 +170,10 @@ OpenFrontends = Callable[[FrontendContext], Mapping[str, Frontend]]
 
 
 def seconds_of(value: str, header: str) -> float:
-    """Return 0.1 for `100m`: digits and a unit, as gRPC writes the time that a caller gives.
+    """Return 0.1 for `100m`: digits and a unit, gRPC's form of a timeout.
 
     Raises:
-        PackageError: it is something else; the text names the header.
+        PackageError: another form; the text names the header.
     """
     text = value.strip(" \t")
     match = _GIVEN.fullmatch(text)

@@ -1,4 +1,4 @@
-"""Listening sockets of frontends: how they get their address, and how they let go of it."""
+"""Listening sockets of frontends: how they get an address, and how they release it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ BACKLOG = 4096
 UNIX = "unix:"
 """Begins the `host` of a frontend on a Unix socket; behind it comes the file's path."""
 
-ABSTRACT = "unix-abstract:"  # as gRPC has it
+ABSTRACT = "unix-abstract:"  # gRPC's prefix
 
-_MAX_PATH_BYTES = 107  # of a Unix socket: the system has room for 108, with a zero at the end
+_MAX_PATH_BYTES = 107  # of a Unix socket: the system's limit is 108, with a zero at the end
 _FRESH = "~"
-_POLL_INTERVAL_S, _MAX_POLLS = 0.001, 200  # for connections that nobody has taken
-_UNACCEPTED = struct.Struct("24xI")  # of struct tcp_info: tcpi_unacked, which has it for listeners
+_POLL_INTERVAL_S, _MAX_POLLS = 0.001, 200  # for connections that are not accepted yet
+_UNACCEPTED = struct.Struct(
+    "24xI"
+)  # of struct tcp_info: tcpi_unacked, for listeners the length of the accept queue
 _SO_ATTACH_FILTER = 26
 _NO_SYN = struct.Struct("HBBI")  # struct sock_filter
 _DROP_SYN = (  # flags = segment[13]; SYN without ACK: drop it, anything else: let it through
@@ -45,19 +47,18 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int, key: str, is_shared: bool = False) -> socket.socket:
-    """Return a socket that listens at `host:port`; "::" means IPv4 too where the machine can.
+    """Return a socket that listens at `host:port`; "::" also means IPv4 if the machine allows it.
 
     Args:
-        host: an address of this machine, or "unix:<path>" for a Unix socket, which has no port
-            and takes the place of what is at the path, or "unix-abstract:<name>" for one that
-            has no file.
-        port: 0 for any free one.
+        host: an address of this machine; "unix:<path>" for a Unix socket, which has no port and
+            replaces a file at the path; or "unix-abstract:<name>" for a socket without a file.
+        port: 0: any free port.
         key: the configuration key to name in an error.
-        is_shared: with other processes, between which the system shares out the connections
+        is_shared: share the port with other processes; the system distributes the connections
             (SO_REUSEPORT).
 
     Raises:
-        InitError: the address is in use, or not ours.
+        InitError: the address is in use, or does not belong to this machine.
     """
     if host.startswith((UNIX, ABSTRACT)):
         return _bind_unix(host, key)
@@ -94,22 +95,22 @@ def _cannot_listen(host: str, port: int, key: str, error: OSError) -> InitError:
 
 
 def check_free(host: str, port: int, key: str, is_shared: bool = False) -> None:
-    """Raise InitError, as `bind` does, if it could not listen there.
+    """Raise InitError, as `bind` does, if the server could not listen there.
 
-    It does not listen itself: callers would connect to what is closed at once.
+    It does not listen itself: clients would connect to a socket that is closed at once.
     """
     _bound(host, port, key, is_shared).close()
 
 
 async def take_last(listener: socket.socket) -> None:
-    """Wait until all connections that the system has made are taken, and let it make no more.
+    """Wait until all connections of the system are accepted, and prevent new ones.
 
-    Those that nobody has taken when a socket is closed would be reset. A request for a connection
-    is dropped from now on: when its caller repeats it, nobody listens here any more.
+    Closing a socket resets the connections that were not accepted. Requests for a connection are
+    dropped from now on: a client repeats them when the socket is closed.
     """
     if listener.family == socket.AF_UNIX:
         return
-    with contextlib.suppress(OSError):  # a system that cannot: some may be reset
+    with contextlib.suppress(OSError):  # a system without socket filters: some may be reset
         program = ctypes.create_string_buffer(b"".join(_NO_SYN.pack(*step) for step in _DROP_SYN))
         filter_ = struct.pack("HP", len(_DROP_SYN), ctypes.addressof(program))
         listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
@@ -121,7 +122,7 @@ async def take_last(listener: socket.socket) -> None:
 
 
 def address_of(host: str, port: int) -> str:
-    """Return `host:port`, as it is written for IPv6 too."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -133,25 +134,24 @@ def port_of(listener: socket.socket) -> int:
 
 @contextlib.contextmanager
 def placed(path: str, key: str) -> Iterator[str]:
-    """Yield a path to bind a Unix socket to, which then replaces whatever is at `path`.
+    """Yield a path to bind a Unix socket to, which then replaces the file at `path`.
 
-    Those who connect find the one socket or the other, and never none. And an event loop that
-    removes the file that it has bound when it closes, as from Python 3.13 on, does not remove that
-    of its successor.
+    Clients find the old socket or the new one at any time. An event loop that removes its bound
+    file when it closes, as from Python 3.13 on, does not remove its successor's file.
 
     Raises:
         InitError: the path is longer than the system allows.
     """
     check_unix_path(path, key)
     fresh = path + _FRESH
-    with contextlib.suppress(FileNotFoundError):  # of one that was killed in here
+    with contextlib.suppress(FileNotFoundError):  # left by a killed process
         os.unlink(fresh)
     yield fresh
     os.replace(fresh, path)
 
 
 def check_unix_path(path: str, key: str) -> None:
-    """Raise InitError if a frontend cannot listen there since its path is too long."""
+    """Raise InitError if the path is too long for a Unix socket."""
     size = len(os.fsencode(path + _FRESH))
     if size > _MAX_PATH_BYTES:
         raise InitError(
@@ -177,15 +177,15 @@ def _bind_unix(host: str, key: str) -> socket.socket:
 
 
 def reserve(host: str, port: int, key: str, is_shared: bool = False) -> socket.socket:
-    """Return a socket that keeps `host:port` for processes that `bind` it with `is_shared`.
+    """Return a socket that reserves `host:port` for processes that `bind` it with `is_shared`.
 
-    It does not listen, so it gets no connections. With `is_shared` another server may have the
-    port already. Raises InitError as `bind` does.
+    It does not listen, so it gets no connections. With `is_shared` another server may have the port
+    already. Raises InitError as `bind` does.
     """
     if is_shared and port:
         return _bound(host, port, key, is_shared=True)
-    # Alone at first: somebody else's port is not ours to share. It listens until the other socket
-    # has the port, so that there is no moment at which another server could get it.
+    # Alone at first: another server's port must not be shared. It listens until the other socket
+    # has the port, so that no other server can get it in between.
     with bind(host, port, key) as alone:
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         address, is_v6 = alone.getsockname(), alone.family == socket.AF_INET6
@@ -208,15 +208,15 @@ def _bound(host: str, port: int, key: str, is_shared: bool) -> socket.socket:
 def _named(
     family: socket.AddressFamily, address: Any, only_v6: int, is_shared: bool
 ) -> socket.socket:
-    """Return a socket that is bound to an address; if shared, others may bind it as well."""
+    """Return a socket that is bound to an address; if shared, others may also bind it."""
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of an earlier server
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # left by an earlier server
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(is_shared))
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only_v6)
         held.bind(address)
-        # With it, who asks for the port alone would get it as long as nobody listens.
+        # With SO_REUSEADDR a process could get the port for itself while nothing listens.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError:
         held.close()

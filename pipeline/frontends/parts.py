@@ -1,4 +1,4 @@
-"""Answers that come in parts, for frontends that send one behind the other."""
+"""PartsReader: reads an answer in parts, for frontends that send them in order."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipeline.errors import PipelineError
 
 
 class PartsReader(StreamSink):
-    """Sink of a request whose answer a coroutine reads, on the event loop.
+    """Sink of a request whose answer a coroutine reads on the event loop.
 
     Attributes:
-        parts: the ones that came and were not read; at most as many as the window of the stream.
+        parts: parts that were not read yet, at most as many as the stream's window.
         has_ended: `last` is known, and follows `parts`.
         last: None, an error, or the only answer of a pipeline without parts.
-        head: what user code sets in the head of `last`; None: nothing.
+        head: head of `last` from user code; None: not set.
         failure: the error in `last`; None: no error.
     """
 
@@ -43,26 +43,26 @@ class PartsReader(StreamSink):
         self._request = cast(StreamHandle, begin(raw, timeout_s, target, self))
 
     def say(self, head: AnswerHead) -> None:
-        """Take what user code says of the answer's head."""
+        """Note the head that user code set."""
         self.head = head
 
     def fail(self, error: PipelineError) -> None:
-        """Take the error that the end tells."""
+        """Note the error in the end."""
         self.failure, self.head = error, error.head
 
     def add(self, answers: Sequence[Any]) -> None:
-        """Take parts of the answer."""
+        """Add parts of the answer."""
         self.parts += answers
         if self._waiter is not None:
             self._wake()
 
     def end(self, answer: Any) -> None:
-        """Take the end."""
+        """Note the end of the answer."""
         self.last, self.has_ended = answer, True
         self._wake()
 
     async def wait(self) -> bool:
-        """Wait for a part, or for the end; False: somebody else has woken it."""
+        """Wait for a part, or for the end; False: another wake-up."""
         if not self.parts and not self.has_ended:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -72,12 +72,12 @@ class PartsReader(StreamSink):
         return bool(self.parts) or self.has_ended
 
     def took_part(self, count: int = 1) -> None:
-        """Take note that parts are on their way to the caller: others may follow."""
+        """Report that parts are on their way to the caller, so that more may follow."""
         if self._request is not None:
             self._request.took_part(count)
 
     def cancel(self) -> None:
-        """Drop the request, whose caller has left; does nothing once it is answered."""
+        """Drop the request, because its caller has left; no effect after the answer."""
         if self._request is not None and not self.has_ended:
             self._request.cancel()
 
@@ -93,12 +93,12 @@ async def answers_to(
     target: RequestTarget | None = None,
     reader: PartsReader | None = None,
 ) -> AsyncGenerator[tuple[Any, bool], None]:
-    """Begin a request; yield each answer, and whether it is one part of several (False: the last).
+    """Begin a request; yield each answer, with whether it is a part (False: the last answer).
 
-    The one answer of a unary pipeline is a last one; so is an error, which may come behind parts.
-    A stream that ends well has none: all of its answers are parts. A part counts as taken when the
-    next one is asked for. Closed early, as for a caller who has left, it drops the request. Raises
-    what `Engine.begin` does. `reader` reads them, if its caller asks it for the head.
+    The only answer of a unary pipeline is a last one; so is an error, which may follow parts. A
+    stream without an error ends with its last part. A part counts as taken when the next one is
+    asked for. Closing the generator early, when the caller has left, drops the request. Raises what
+    `Engine.begin` does. `reader` is for callers that need the head.
     """
     reader = reader or PartsReader()
     reader.begin(begin, raw, timeout_s, target)

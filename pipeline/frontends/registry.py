@@ -1,8 +1,7 @@
-"""The frontends of a pipeline's server: the built-in ones that its configuration asks for, and
-others.
+"""The frontends of a pipeline's server: built-in ones and plug-ins.
 
-Each is an entry of the registry's kind `frontends`. Ours have keys of their own in the
-configuration; another one, of a plug-in or of a script, is named under `frontends`.
+Each is an entry of the registry's kind `frontends`. Built-in frontends have their own keys in the
+configuration; a frontend of a plug-in or a script is named under `frontends`.
 """
 
 from __future__ import annotations
@@ -59,10 +58,10 @@ _LISTENERS = {"grpc": "gRPC", "http": "HTTP", "link": "link", "metrics": "metric
 def pipeline_frontends(
     context: FrontendContext, sockets: Path | None = None, taken: frozenset[str] = frozenset()
 ) -> Mapping[str, Frontend]:
-    """Return the frontends that the configuration asks for, by the names that the server shows.
+    """Return the configured frontends, by the names that the server shows.
 
-    With `sockets` there is an ingress, which has the ports that `taken` names ("HTTP", "gRPC") and
-    asks frontends on Unix sockets in this folder: the link, and HTTP for what is not for that.
+    With `sockets` an ingress has the ports that `taken` names ("HTTP", "gRPC"), and calls frontends
+    on Unix sockets in this folder: the link, and HTTP for everything else.
 
     Raises:
         ConfigError: `frontends` names a built-in one, or an unknown one.
@@ -105,7 +104,7 @@ def v2(context: FrontendContext, options: None) -> None:
 
 
 def _shared_regions(config: ServiceConfig) -> SharedRegions:
-    """Return the shared memory that callers may register: none at an address that is open."""
+    """Return the shared memory for callers; disabled at an address that others can reach."""
     setting = config.client_shared_memory
     hosts = (config.rpc_host or config.host, config.http_host or config.host)
     is_allowed = all(map(is_loopback, hosts)) if setting.allow is None else setting.allow
@@ -146,7 +145,7 @@ def dashboard(context: FrontendContext, options: None) -> None:
 
 
 def _restricted(routes: Routes, config: ServiceConfig) -> Routes:
-    """Return routes that repeat parts of v2, for callers that may use these parts."""
+    """Return routes that repeat parts of v2, restricted to callers of these parts."""
     secrets = secrets_of(config.restricted_apis.http)
     return RestrictedRoutes(routes, secrets) if secrets else routes
 
@@ -173,13 +172,13 @@ def http(context: FrontendContext, options: None) -> Frontend | None:
 
 
 def link(context: FrontendContext, options: None) -> Frontend | None:
-    """Return what the ingress asks, if there is one: the link, and HTTP."""
+    """Return the frontends for an ingress, if there is one: the link, and HTTP."""
     config = context.config
     if context.sockets is None:
         return None
     paths = socket_paths(context.sockets, context.replica)
     takes_trace, offload, forwarding = config.sends_traces, context.offload, context.forwarding
-    # The pipeline's unary method comes last, as the sink of its own answers.
+    # The pipeline's unary method is last: it is the sink of its own answers.
     streams = [replace(service, methods={}) for service in _pipeline_services(context)]
     methods = [*service_methods([*streams, *context.services], offload)]
     if not context.models.is_repository:
@@ -206,7 +205,7 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
 
 
 def metrics(context: FrontendContext, options: None) -> Frontend | None:
-    """Return the port of metrics alone, with `dag.enable_prometheus`."""
+    """Return the separate port of metrics, with `dag.enable_prometheus`."""
     config = context.config
     if not config.dag.enable_prometheus:
         return None
@@ -217,7 +216,7 @@ def metrics(context: FrontendContext, options: None) -> Frontend | None:
 
 
 def _pipeline_services(context: FrontendContext) -> list[GrpcService]:
-    """Return the service of the pipeline's own protocol, in a list; models have none."""
+    """Return the service of the pipeline's own protocol, in a list; empty for a repository."""
     if context.models.is_repository:
         return []
     begin, takes_trace = context.models.begin, context.config.sends_traces
@@ -230,7 +229,7 @@ def _wire(context: FrontendContext) -> PipelineWire:
 
 
 def _is_own(context: FrontendContext) -> bool:
-    """Return whether our own RequestOp takes the requests, which needs no whole Request."""
+    """Return whether our RequestOp reads the requests; it needs no complete Request."""
     readers = [served.graph.request_op for served in context.models.graphs()]
     return not any(overrides(op, "unpack_request_package") for op in readers)
 
@@ -243,7 +242,7 @@ def _takes_plain(context: FrontendContext) -> bool:
 
 def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
     config = context.config
-    is_edge = "HTTP" not in context.taken  # else the gateway sees to both
+    is_edge = "HTTP" not in context.taken  # otherwise the gateway does both
     cors = Cors(config.cors) if is_edge else Cors()
     access = access_log(config.log.request_sample) if is_edge else None
     return HttpFrontend(
@@ -267,12 +266,12 @@ def _http(context: FrontendContext, host: str, port: int) -> HttpFrontend:
 
 
 class InternalFrontends:
-    """Several frontends as one, which stay open when the others close.
+    """Several frontends of an ingress as one; they stay open when the others close.
 
-    Their ingress may still have requests that it has to bring in: it is gone before `stop`.
+    The ingress may still pass on requests; it has ended before `stop`.
 
     Args:
-        frontends: the ones that it asks.
+        frontends: the ones that the ingress calls.
         paths: their sockets, which only this user can open.
     """
 
@@ -289,19 +288,19 @@ class InternalFrontends:
         keep_private(self._paths)
 
     async def set_ready(self, ready: bool) -> None:
-        """Tell the ingress whether the server is ready."""
+        """Report to the ingress whether the server is ready."""
         for frontend in self._frontends:
             await frontend.set_ready(ready)
 
     async def drain(self) -> None:
-        """Tell the ingress that the server is not ready; it stays."""
+        """Report to the ingress that the server is not ready; keep the sockets open."""
         await self.set_ready(False)
 
     async def close(self, grace_s: float) -> None:
-        """Stay open: it is the ingress that closes."""
+        """Stay open: the ingress closes."""
 
     async def stop(self, grace_s: float) -> None:
-        """End what is left after `grace_s`."""
+        """End the rest after `grace_s`."""
         for frontend in self._frontends:
             await frontend.close(grace_s)
             await frontend.stop(grace_s)

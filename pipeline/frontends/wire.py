@@ -31,7 +31,7 @@ RESPONSES = (PlainResponse, Response)
 class Wire(Protocol):
     """Reader of requests and writer of answers, in one form.
 
-    `names` are the two parts of a path of JSON, which a request in protobuf says itself.
+    `names` are the two parts of a JSON path; a request in protobuf has them itself.
     """
 
     offload: Offload
@@ -43,29 +43,29 @@ class Wire(Protocol):
     async def read_large(
         self, pieces: Sequence[Piece], timeout_s: float | None, *names: str
     ) -> tuple[Any, float | None]:
-        """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
+        """Return a Request of any size, and the remaining seconds. Raises PipelineError."""
 
     def write(self, response: PlainResponse | Response) -> bytes:
         """Return the bytes of an answer."""
 
     def write_large(self, response: LargeResponse) -> Awaitable[bytes]:
-        """Return the bytes of an answer, or of the error that it was not written."""
+        """Return the bytes of an answer, or of an error if it cannot be written."""
 
     def write_pieces(self, response: LargeResponse) -> Awaitable[bytes | list[Piece]]:
-        """Return the same in pieces, if it has some that need no copy."""
+        """Return the same in pieces, if some of them need no copy."""
 
     def write_error(self, error: PipelineError) -> bytes:
-        """Return the bytes of an answer that is an error."""
+        """Return the bytes of an answer with an error."""
 
 
 class PipelineWire:
-    """A reader and writer of the pipeline service's messages, the large ones beside the loop.
+    """The wire of the pipeline service's messages; large ones are handled off the event loop.
 
     Args:
-        offload: where that is done.
-        limits: of what is costly.
-        is_own: whether our own RequestOp takes the requests, which needs no whole Request.
-        is_plain: whether a PlainRequest may stand for a Request.
+        offload: reads and writes large messages.
+        limits: of expensive parts.
+        is_own: our RequestOp reads the requests; it needs no complete Request.
+        is_plain: a PlainRequest may replace a Request.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class PipelineWire:
     async def read_large(
         self, pieces: Sequence[Piece], timeout_s: float | None, *names: str
     ) -> tuple[Any, float | None]:
-        """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
+        """Return a Request of any size, and the remaining seconds. Raises PipelineError."""
         read = partial(self._read_large, list(pieces))
         del pieces
         return await self.offload.run(read, timeout_s)
@@ -109,31 +109,31 @@ class PipelineWire:
         return response.SerializeToString()
 
     async def write_large(self, response: LargeResponse) -> bytes:
-        """Return the bytes of an answer, or of the error that it was not written in time."""
+        """Return the bytes of an answer, or of an error if it is not written in time."""
         try:
             return (await self.offload.run(response.to_wire))[0]
         except DeadlineError as error:
             return self.write_error(error)
 
     async def write_pieces(self, response: LargeResponse) -> bytes | list[Piece]:
-        """Return the same in pieces, the elements of tensors where they are."""
+        """Return the same in pieces, with tensors' elements not copied."""
         try:
             return (await self.offload.run(response.pieces))[0]
         except DeadlineError as error:
             return self.write_error(error)
 
     def write_error(self, error: PipelineError) -> bytes:
-        """Return the bytes of a Response that is an error."""
+        """Return the bytes of a Response with an error."""
         return pack_error(ChannelData(-1, error=error)).SerializeToString()
 
 
 class JsonWire:
-    """A reader and writer of the JSON that the HTTP port takes and gives.
+    """The wire of the HTTP port's JSON.
 
     Args:
-        offload: where large messages are read and written.
+        offload: reads and writes large messages.
         limits: of JSON.
-        is_plain: whether a PlainRequest may stand for a Request.
+        is_plain: a PlainRequest may replace a Request.
     """
 
     def __init__(self, offload: Offload, limits: Limits, is_plain: bool = False) -> None:
@@ -148,7 +148,7 @@ class JsonWire:
     async def read_large(
         self, pieces: Sequence[Piece], timeout_s: float | None, *names: str
     ) -> tuple[Any, float | None]:
-        """Return a Request of any size, and the seconds that are left. Raises PipelineError."""
+        """Return a Request of any size, and the remaining seconds. Raises PipelineError."""
         read = partial(self._read_large, list(pieces), *names)
         del pieces
         return await self.offload.run(read, timeout_s)
@@ -166,7 +166,7 @@ class JsonWire:
         return jsonpb.response_to_json(response)
 
     async def write_large(self, response: LargeResponse) -> bytes:
-        """Return the JSON of an answer, or of the error that it was not written."""
+        """Return the JSON of an answer, or of an error if it cannot be written."""
         try:
             return await self.written(response)
         except (DeadlineError, TooLargeError) as error:

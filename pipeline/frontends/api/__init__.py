@@ -1,1 +1,1 @@
-"""Plain JSON over HTTP: `POST /api/<name>`, where request and answer are JSON objects."""
+"""Plain JSON over HTTP: `POST /api/<name>`, with JSON objects as request and answer."""

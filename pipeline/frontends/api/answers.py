@@ -1,4 +1,4 @@
-"""Answers of engines as what `/api` writes: a JSON object, or the bytes of a picture."""
+"""Answers of engines in the form of `/api`: a JSON object, or the bytes of a file."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipeline.proto.plain_answer import write_large_object, write_object
 from pipeline.proto.slices import SHORT_BYTES, Limits, is_short
 
 CONTENT_TYPE: Final = "content_type"
-"""The key next to bytes that are sent unchanged, with this type."""
+"""The key next to bytes that are sent unchanged, with their content type."""
 
-_FEW = 64  # values of a list that are not looked at one by one
+_FEW = 64  # values of a list up to which they are checked one by one
 _SCALARS = frozenset({int, float, bool, type(None)})
 _NUMERIC = (float, int)
-_SHORT = SHORT_BYTES // _FEW // 2  # characters of a text of which there may be a few
+_SHORT = SHORT_BYTES // _FEW // 2  # characters of a text; a few such texts are still short
 _BYTES = (bytes, bytearray, memoryview)
 _MEDIA_TYPE = re.compile(r"[a-z]+/[A-Za-z0-9.+-]+(?:; ?[a-z]+=[A-Za-z0-9-]+)?")
 
@@ -31,9 +31,9 @@ Payload = Mapping[str, Any]
 
 
 def payload_of(answer: Any, failure: PipelineError | None = None) -> Payload:
-    """Return the fields of an engine's answer: a ChannelData, or what a ResponseOp made of it.
+    """Return the fields of an engine's answer: a ChannelData, or the result of a ResponseOp.
 
-    `failure` is the error that the ResponseOp was given, where the answer is what it made of it.
+    `failure` is the error that the ResponseOp got, if the answer is its result for an error.
 
     Raises:
         PipelineError: the answer is an error, or has another form.
@@ -57,7 +57,7 @@ def payload_of(answer: Any, failure: PipelineError | None = None) -> Payload:
 
 
 def is_short_answer(answer: Any) -> bool:
-    """Return whether an answer can be looked into and written on the event loop."""
+    """Return whether the event loop may inspect and write an answer."""
     if isinstance(answer, LargeResponse):
         return False
     if not isinstance(answer, ChannelData) or not isinstance(answer.payload, Mapping):
@@ -66,7 +66,7 @@ def is_short_answer(answer: Any) -> bool:
 
 
 def quick_object(answer: Any) -> bytes | None:
-    """Return the JSON of an engine's answer that is a few short values; None: it is another one.
+    """Return the JSON of an answer with a few short values; None: another answer.
 
     Raises PayloadTypeError: a value has no form in JSON.
     """
@@ -77,13 +77,13 @@ def quick_object(answer: Any) -> bytes | None:
 
 
 def quick_payload(answer: Any) -> dict[str, Any] | None:
-    """Return the fields of an engine's answer that are a few short values; None: it is another."""
+    """Return the fields of an answer with a few short values; None: another answer."""
     payload = answer.payload if type(answer) is ChannelData else None
     return payload if type(payload) is dict and is_quick(payload) else None
 
 
 def is_quick(payload: Payload) -> bool:
-    """Return whether the fields are a few short texts, numbers, and lists of numbers."""
+    """Return whether the fields are only a few short texts, numbers, and lists of numbers."""
     if len(payload) > _FEW:
         return False
     for value in payload.values():
@@ -100,7 +100,7 @@ def is_quick(payload: Payload) -> bool:
 
 
 def _are_numbers(values: list[Any]) -> bool:
-    """Return whether a list has numbers alone, which is so if they have a sum: that takes C."""
+    """Return whether a list has only numbers: then it has a sum, which C computes fast."""
     if not values or type(values[0]) not in _NUMERIC:
         return not values
     try:
@@ -110,7 +110,7 @@ def _are_numbers(values: list[Any]) -> bool:
 
 
 def written(payload: Payload) -> bytes | WebResponse:
-    """Return the body of an answer that is not large, or the bytes that it is.
+    """Return the body of a short answer, or its bytes.
 
     Raises PayloadTypeError: a value has no form in JSON.
     """
@@ -120,7 +120,7 @@ def written(payload: Payload) -> bytes | WebResponse:
 
 
 def _media(payload: Payload) -> tuple[bytes, Any] | None:
-    """Return the type and the bytes of an answer that is such; None: it is another one."""
+    """Return the type and the bytes of an answer that is a file; None: another answer."""
     kind, others = payload[CONTENT_TYPE], [*payload.values()]
     if len(others) != 2 or not isinstance(kind, str) or not _MEDIA_TYPE.fullmatch(kind):
         return None
@@ -128,7 +128,7 @@ def _media(payload: Payload) -> tuple[bytes, Any] | None:
 
 
 def large_media(answer: Any) -> WebResponse | None:
-    """Return a large answer that is bytes, written from where they lie; None: it is another one."""
+    """Return the reply for a large file, which is written without a copy; None: another answer."""
     payload = answer.payload if type(answer) is ChannelData else None
     if type(payload) is not dict or CONTENT_TYPE not in payload:
         return None
@@ -141,7 +141,7 @@ def large_media(answer: Any) -> WebResponse | None:
 
 
 def written_large(answer: Any, limits: Limits) -> bytes | WebResponse:
-    """Return what `written` does for an engine's answer of any size. Raises PipelineError."""
+    """Return the reply for an engine's answer of any size, as `written`. Raises PipelineError."""
     payload = payload_of(answer)
     if CONTENT_TYPE in payload and (media := _media(payload)) is not None:
         return WebResponse(200, bytes(media[1]), media[0])

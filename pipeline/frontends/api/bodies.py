@@ -20,25 +20,25 @@ _TEXT = "text/plain"
 _TEXT_KEY = "text"
 _DATA = "application/octet-stream"
 KEYS = {"image": "image", "audio": "audio", "video": "video"}
-"""Keys of bodies that are bytes, by the first part of their content type."""
+"""Keys of binary bodies, by the first part of their content type."""
 
 TAKEN = (JSON, MULTIPART, "image/*", "audio/*", "video/*", _DATA, _TEXT)
 """Content types of bodies."""
 
 
 def key_of(content_type: bytes) -> str:
-    """Return the key of a body that is one value, the bytes themselves; "" for others."""
+    """Return the key of a body that is one value, its bytes; "" for other bodies."""
     kind = kind_of(content_type)
     return "data" if kind == _DATA else KEYS.get(kind.partition("/")[0], "")
 
 
 def is_form(content_type: bytes) -> bool:
-    """Return whether a body of this type is a form, whose files are values."""
+    """Return whether a body of this type is a form, which may have files."""
     return kind_of(content_type) == MULTIPART
 
 
 def is_large(body: Body) -> bool:
-    """Return whether a body is too large to be read on the event loop."""
+    """Return whether a body is too large to read on the event loop."""
     return len(body) > SHORT_BYTES
 
 
@@ -49,15 +49,16 @@ def fields_of(
     limits: Limits,
     schema: BoundSchema | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of a request; large ones in slices between which others run.
+    """Return the fields of a request; a large one is read in slices, so that others run between.
 
-    A body that is one value has the key that `key=...` in the query says, or one by its type:
-    `image`, `audio`, `video`, `text` and `data`. Text is JSON where `schema` takes no `text`: so
-    fetch sends it of its own. One value, and the files of a form, may be views of a body in a view.
+    A body that is one value has the key from `key=...` in the query, or by its type: `image`,
+    `audio`, `video`, `text` or `data`. Text is read as JSON if `schema` has no `text`: browsers'
+    fetch sends JSON as text by default. One value, and the files of a form, may be views of the
+    body.
 
     Raises:
-        PackageError: the body is not what its content type says.
-        HttpError: 415: there is nothing to be made of that type.
+        PackageError: the body does not fit its content type.
+        HttpError: 415: the content type is not supported.
     """
     content_type = headers.get(b"content-type", b"")
     if is_json(content_type):
@@ -76,8 +77,7 @@ def fields_of(
 
 
 def object_of(body: bytes, content_type: bytes, limits: Limits) -> dict[str, Any]:
-    """Return the fields of a body that is read as JSON. Raises PackageError: it is not valid
-    JSON."""
+    """Return the fields of a JSON body. Raises PackageError: it is not valid JSON."""
     try:
         return read_large_object(body, limits) if is_large(body) else read_object(body)
     except PackageError as error:
@@ -105,7 +105,7 @@ def _object_in_text(body: bytes, content_type: bytes, limits: Limits) -> dict[st
 
 
 def takes_text(schema: BoundSchema | None) -> bool:
-    """Return whether a body of text/plain, whose field is `text`, can fit a schema."""
+    """Return whether a text/plain body, whose field is `text`, can fit a schema."""
     if schema is None:
         return True
     json_type, types = schema.json_schema()
@@ -115,7 +115,7 @@ def takes_text(schema: BoundSchema | None) -> bool:
 
 
 def sequence_in(query: str) -> dict[str, str]:
-    """Return what a query says of the sequence of a request, as fields."""
+    """Return the query's parameters of a sequence, as fields."""
     return {name: value for name, value in parse_qsl(query) if name in SEQUENCE_NAMES}
 
 

@@ -1,4 +1,4 @@
-"""Description: `GET /openapi.json`, and `GET /docs`, a page to try requests on."""
+"""Description: `GET /openapi.json`, and `GET /docs`, a page for trying requests."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Description:
 
     Args:
         name: of the service; None shows it as "pipeline".
-        pipelines: are described, as they are when somebody asks.
-        others: what other frontends have in the document, once all of them are made.
+        pipelines: are described in their state at the time of a request.
+        others: parts of the document from other frontends.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ async def _file(request: WebRequest, name: str) -> WebResponse:
 
 
 class ModelTensors(msgspec.Struct, frozen=True):
-    """Inputs or outputs of a model: they stand where a schema stands in an Operation."""
+    """Inputs or outputs of a model, in place of a schema in an Operation."""
 
     name: str
     slots: tuple[Slot, ...]
     batches: bool
 
     def json_schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the JSON schema of an object of them, and no components."""
+        """Return the JSON schema of an object of the tensors, without components."""
         properties = {slot.name: self._one(slot) for slot in self.slots}
         required = [slot.name for slot in self.slots if not slot.is_optional]
         return {"type": "object", "properties": properties, "required": required}, {}
@@ -111,7 +111,7 @@ class ModelTensors(msgspec.Struct, frozen=True):
 
 
 def request_of(served: ServedGraph) -> ModelTensors | None:
-    """Return the inputs of the model that a request's fields go to; None: not to one alone."""
+    """Return the inputs of the model that reads a request's fields; None: not exactly one model."""
     read = served.graph.request_op
     readers = served.graph.successors(read)
     if len(readers) != 1 or overrides(read, "unpack_request_package"):
@@ -123,7 +123,7 @@ def request_of(served: ServedGraph) -> ModelTensors | None:
 
 
 def answer_of(served: ServedGraph) -> ModelTensors | None:
-    """Return the outputs that are the answer; None: they are not those of one model alone."""
+    """Return the outputs that are the answer; None: they are not those of exactly one model."""
     last = served.graph.last_op
     if overrides(served.graph.response_op, "pack_response_package"):
         return None

@@ -1,4 +1,4 @@
-"""Errors of `/api`: the status and the object that a PipelineError becomes."""
+"""Errors of `/api`: the status and the JSON object of a PipelineError."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.frontends.http.routes import Header, HttpError, WebResponse
 
 
 class Failure(NamedTuple):
-    """An error as a caller sees it: the status, the body and what else the head says."""
+    """An error as the client gets it: status, body and additional headers."""
 
     status: int
     body: bytes
@@ -28,14 +28,14 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: PipelineError | HttpError) -> Failure:
-    """Return what is answered in the place of an answer."""
+    """Return the failure to answer with."""
     if isinstance(error, HttpError):
         return Failure(error.status, error_body(error.error), error.headers)
     return Failure(http_status_of(error), error_body(error), headers_of(error))
 
 
 def headers_of(error: PipelineError) -> tuple[Header, ...]:
-    """Return the headers that user code says; of an error of overload, when to ask again."""
+    """Return the headers from user code; for overload, the time to retry."""
     if error.head is not None:
         return error.head.fields
     if isinstance(error, OverloadedError):
@@ -50,7 +50,7 @@ def reply_to(error: PipelineError | HttpError) -> WebResponse:
 
 
 def error_body(error: PipelineError) -> bytes:
-    """Return `{"error": {...}}`: the code, its name, what is wrong, and the Op where it was."""
+    """Return `{"error": {...}}`: the code, its name, the text, and the Op where it happened."""
     code = int(error.code)
     body = {
         "code": code if code.bit_length() < 64 else int(ErrorCode.PRODUCT_ERROR),
@@ -66,7 +66,7 @@ def error_name(error: PipelineError) -> str:
     code = int(error.code)
     if isinstance(error, ProductError):
         return ErrorCode.PRODUCT_ERROR.name
-    if code == ErrorCode.UNKNOWN:  # its other name is the predecessor's
+    if code == ErrorCode.UNKNOWN:  # the other name is Paddle Serving's
         return "UNKNOWN"
     with contextlib.suppress(ValueError):
         return ErrorCode(code).name

@@ -1,4 +1,4 @@
-"""Forms: a body of `multipart/form-data` as the fields of a request."""
+"""Forms: reads a `multipart/form-data` body as the fields of a request."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from pipeline.proto.plain_json import read_large_value, read_value
 from pipeline.proto.slices import SHORT_BYTES, SLICE_BYTES, Limits, Piece, breathe, joined
 
 _MAX_PARTS = 1000
-_LONG_BYTES = 16 * 1024  # of a file that is left where it was received
+_LONG_BYTES = 16 * 1024  # a longer file is not copied from the body
 _FEW = 16
 _ORDINARY_HEAD = re.compile(
     rb'Content-Disposition: form-data; name="([^"\\%\r\n]+)"(; filename="[^"\\\r\n]*")?'
     rb"(?:\r\nContent-Type: ([a-z0-9.+-]+/[a-z0-9.+-]+))?\r\n\r\n"
 )
 _PLAIN = ("", "7bit", "8bit", "binary")
-_UNHEARD = logging.Logger("")  # the parser would warn of each broken form, which is its caller's
+_UNHEARD = logging.Logger(
+    ""
+)  # the parser would warn about each broken form, which is a client's fault
 _UNHEARD.disabled = True
 
 
 def fields_of_form(body: Piece, content_type: bytes, limits: Limits) -> dict[str, Any]:
-    """Return the parts of a form by their names, in slices between which others run.
+    """Return the parts of a form by name, read in slices, so that others run between.
 
-    A file (a part with a `filename`), and what has a content type of its own, is `bytes`; a part of
-    `application/json` its value, any other one text. Parts of one name are a list, in order. A long
-    file of a body in a view may be a view.
+    A file (a part with a `filename`), and a part with a content type, is `bytes`; a part of type
+    `application/json` is its value, any other part is text. Parts with one name become a list, in
+    order. A long file may be a view of the body.
 
     Raises:
-        PackageError: the form is broken or cut short, or a part is not what it says.
-        TooLargeError: it has more parts than a form may have.
+        PackageError: the form is broken or cut off, or a part does not fit its type.
+        TooLargeError: it has too many parts.
     """
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
@@ -65,7 +67,7 @@ def fields_of_form(body: Piece, content_type: bytes, limits: Limits) -> dict[str
 
 
 def without_views(value: Any) -> Any:
-    """Return a file of a form, or the files of one name, as bytes; any other value unchanged."""
+    """Return a file, or a list of files, of a form as bytes; any other value unchanged."""
     if isinstance(value, list):
         return [without_views(item) for item in value]
     return joined((value,)) if isinstance(value, memoryview) else value
@@ -81,11 +83,11 @@ def _by_name(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _ordinary_parts(body: Piece, boundary: bytes) -> list[tuple[bytes, bytes, bool, Piece]] | None:
     """Return name, content type, whether it is a file, and content of each part of a form.
 
-    None: it differs from the usual form of clients, and the general parser has to read it, which
-    takes ten times as long.
+    None: the form differs from the usual ones, so the general parser has to read it, which takes
+    ten times as long.
     """
     delimiter = b"\r\n--" + boundary
-    at = len(delimiter)  # less two bytes before it, and two behind it
+    at = len(delimiter)  # less two bytes before it, and two after it
     if body[:at] != delimiter[2:] + b"\r\n":
         return None
     parts: list[tuple[bytes, bytes, bool, Piece]] = []
@@ -110,7 +112,7 @@ def _ordinary_parts(body: Piece, boundary: bytes) -> list[tuple[bytes, bytes, bo
 
 
 def _find(body: Piece, wanted: bytes, at: int) -> int:
-    """Return where `wanted` begins from `at` on, as `bytes.find` does; in slices."""
+    """Return the place of `wanted` from `at` on, as `bytes.find`, searching in slices."""
     if len(body) <= SHORT_BYTES and isinstance(body, bytes):
         return body.find(wanted, at)
     for start in range(at, len(body), SLICE_BYTES):
@@ -135,7 +137,7 @@ class _Parts:
         self._name = self._value = b""
 
     def callbacks(self) -> Any:
-        """Return what the parser calls."""
+        """Return the parser's callbacks."""
         return {
             "on_part_begin": self._begin,
             "on_header_field": self._add_to_name,

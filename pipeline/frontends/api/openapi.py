@@ -1,4 +1,4 @@
-"""OpenAPI 3.1: the document that says what `/api` takes and answers."""
+"""OpenAPI 3.1: the document with the requests and answers of `/api`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOGGER = logging.getLogger(__name__)
 
 VERSION = "3.1.0"
 STREAMS = "x-streams"
-"""True of a path whose pipeline answers in parts."""
+"""True for a path whose pipeline answers in parts."""
 
 _ERROR = "Error"
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
@@ -76,20 +76,20 @@ _SEQUENCE = tuple(
 
 
 class Typed(Protocol):
-    """A schema of requests or answers, as a document needs it."""
+    """A schema of requests or answers, for the document."""
 
     @property
     def name(self) -> str:
-        """Return what it is called in the log."""
+        """Return its name for the log."""
 
     def json_schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return its JSON schema, and by name the schemas that it refers to."""
+        """Return its JSON schema, and the schemas that it refers to by name."""
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """A pipeline: its name, the types of its requests and answers, whether it answers in parts.
+    """A pipeline: its name, the types of requests and answers, whether it answers in parts.
 
-    `sequences`: its requests say which sequence they belong to.
+    `sequences`: its requests belong to sequences.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class Described(NamedTuple):
-    """Part of the document of another frontend: its paths, and the schemas that they name."""
+    """Part of the document from another frontend: its paths, and the schemas that they use."""
 
     paths: Mapping[str, Any]
     components: Mapping[str, Any]
@@ -109,7 +109,7 @@ class Described(NamedTuple):
 def document(
     title: str, operations: Iterable[Operation], others: Iterable[Described] = ()
 ) -> dict[str, Any]:
-    """Return the OpenAPI document of pipelines, and of the other frontends of their server."""
+    """Return the OpenAPI document of pipelines, and of the server's other frontends."""
     more = list(others)
     components: dict[str, Any] = {_ERROR: _ERROR_SCHEMA}
     for one in more:
@@ -165,7 +165,7 @@ def _post(operation: Operation, components: dict[str, Any]) -> dict[str, Any]:
 
 
 def _other_bodies(schema: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what may be sent instead of JSON, where a key is bytes: a form, or those alone."""
+    """Return the alternatives to JSON if a key is bytes: a form, or only the bytes."""
     whole = components.get(str(schema.get("$ref", "")).removeprefix(REFERENCE), schema)
     properties: Mapping[str, Any] = whole.get("properties", {})
     files = [name for name, one in properties.items() if one.get("contentEncoding") == "base64"]
@@ -184,12 +184,12 @@ def _other_bodies(schema: Mapping[str, Any], components: Mapping[str, Any]) -> d
 def _schema_of(
     bound: Typed | None, pipeline: str, components: dict[str, Any]
 ) -> tuple[dict[str, Any], str]:
-    """Return a type's JSON schema, whose components join the others, and what it says of itself."""
+    """Return a type's JSON schema and its description; its components join the others."""
     if bound is None:
         return dict(_ANYTHING), ""
     try:
         schema, more = bound.json_schema()
-    except Exception:  # of the user's types: the rest of the document is still valid
+    except Exception:  # a user's type: the rest of the document is still valid
         _LOGGER.exception("schema %s cannot be described", bound.name)
         return dict(_ANYTHING), ""
     names = _names(components, more, pipeline)
@@ -200,7 +200,7 @@ def _schema_of(
 
 
 def _names(components: Mapping[str, Any], more: Mapping[str, Any], pipeline: str) -> dict[str, str]:
-    """Return names for more components; names that already mean another component are changed."""
+    """Return names for more components; a name of another component is changed."""
     names = {name: _NO_NAME.sub("_", name) for name in more}
     before, number = _NO_NAME.sub("_", pipeline), 1
     for name, new in list(names.items()):
@@ -214,7 +214,7 @@ def _names(components: Mapping[str, Any], more: Mapping[str, Any], pipeline: str
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a JSON schema with other names in its references."""
+    """Return a JSON schema with renamed references."""
     if isinstance(value, Mapping):
         reference = value.get("$ref")
         if isinstance(reference, str) and reference.startswith(REFERENCE):
@@ -229,14 +229,14 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
 # Examples of values -----------------------------------------------------------------------------
 
 
-_DEEPEST = 8  # levels of what refers to itself
+_DEEPEST = 8  # levels of a schema that refers to itself
 _MOST_ITEMS = 4
 
 Schemas = Mapping[str, Any]
 
 
 def example_of(schema: Mapping[str, Any], components: Schemas, depth: int = 0) -> Any:
-    """Return a value that fits: the schema's own example or default, else a small one."""
+    """Return a value that fits: the schema's example or default, otherwise a small value."""
     reference = schema.get("$ref")
     if reference is not None:
         component = components.get(str(reference).removeprefix(REFERENCE), {})
@@ -274,7 +274,7 @@ def _of_type(schema: Mapping[str, Any], components: Schemas, depth: int) -> Any:
 
 
 def _object(schema: Mapping[str, Any], components: Schemas, depth: int) -> dict[str, Any]:
-    """Return an object of what is required, and of what has an example; of all, if nothing is."""
+    """Return an object of the members that are required or have an example; else of all."""
     properties: Mapping[str, Any] = schema.get("properties", {})
     required = set(schema.get("required", ()))
     shown = {

@@ -1,4 +1,4 @@
-"""Pipelines: those of a server by the names in `/api/<name>`, and what their engines are asked."""
+"""Pipelines: the pipelines of a server by their names in `/api/<name>`, and requests to them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from pipeline.proto.lists import as_array
 from pipeline.proto.pipeline_service_pb2 import Request
 
 RESERVED = {"api": "those of plain JSON (POST /api/<name>)", "v1": "those of OpenAI's API"}
-"""First parts of paths that no pipeline can have as its name, with their owners."""
+"""First parts of paths that cannot be a pipeline's name, with their owners."""
 
 EMPTY = Request()
-"""Request that is seen in the place of one that has not come as such."""
+"""Placeholder for hooks that expect a Request, if the request has another form."""
 
 _NUMERIC = (bool, int, float, list)
 
 EngineRequest = tuple[Any, RequestTarget]
-"""What an engine takes: the request, and what is to be done with it."""
+"""The engine's input: the request, and how to handle it."""
 
 
 class Pipelines:
     """The pipelines of a server.
 
     Args:
-        registry: has them.
-        forwarding: the headers that hooks and filters get; None: none.
-        takes_trace: the engine receives the caller's traceparent.
+        registry: of the server's models.
+        forwarding: the headers that hooks and filters get; None: they get no headers.
+        takes_trace: the engine receives the client's traceparent.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class Pipelines:
         self._takes_trace = takes_trace
 
     def names(self) -> list[str]:
-        """Return the names of all pipelines that are there now."""
+        """Return the names of the current pipelines."""
         names = (served.names[0] for served in self._registry.graphs())
         return [name for name in names if name is not None]
 
     def entry(self, name: str) -> ModelEntry:
-        """Return a pipeline's place in the registry, which it keeps. Raises NoServiceError."""
+        """Return a pipeline's entry in the registry; it stays the same. Raises NoServiceError."""
         entry = self._registry.versions(name).get(FIRST_VERSION)
         if entry is None or entry.op is not None:
             there = ", ".join(f"/api/{name}" for name in self.names())
@@ -59,7 +59,7 @@ class Pipelines:
         return entry
 
     def find(self, name: str) -> ServedGraph:
-        """Return a pipeline. Raises NoServiceError, or ClosedError for one that is unloaded."""
+        """Return a pipeline. Raises NoServiceError; ClosedError: it is unloaded."""
         return served_by(self.entry(name))
 
     def is_plain(self, served: ServedGraph) -> bool:
@@ -68,7 +68,7 @@ class Pipelines:
         return not (methods.unpacks or methods.packs or self._takes_trace or self._forwarding)
 
     def is_own(self, served: ServedGraph) -> bool:
-        """Return whether a pipeline reads requests by our own RequestOp."""
+        """Return whether our RequestOp reads a pipeline's requests."""
         return not _own_methods(served).unpacks
 
     def asked(
@@ -79,13 +79,12 @@ class Pipelines:
         is_text: bool = False,
         takes_views: bool = False,
     ) -> EngineRequest:
-        """Return what the engine takes. Raises PackageError, PayloadTypeError.
+        """Return the engine's input. Raises PackageError, PayloadTypeError.
 
-        `is_text`: numbers in the fields came as text, as those of a form do.
-        `takes_views`: see RequestTarget.
+        `is_text`: numbers in the fields are text, as in a form. `takes_views`: see RequestTarget.
 
-        A RequestOp that reads requests itself is given a Request that says the same, see
-        `request_of`; of all others the fields take the place of what they would have read.
+        A RequestOp that reads requests itself gets an equivalent Request, see `request_of`;
+        otherwise the fields replace its result.
         """
         trace = ""
         if self._takes_trace:
@@ -105,12 +104,12 @@ class Pipelines:
 
 
 def takes_sequences(served: ServedGraph) -> bool:
-    """Return whether an Op of a pipeline has `sequence`, so that requests say theirs."""
+    """Return whether an Op of a pipeline has `sequence`, so that requests name theirs."""
     return any(has_sequences(op.pipeline_config) for op in served.graph.ops)
 
 
 class _OwnMethods(NamedTuple):
-    """Methods of a pipeline that are, or are not, its user's own."""
+    """The methods that a pipeline's user overrides."""
 
     unpacks: bool
     packs: bool
@@ -132,7 +131,7 @@ def served_by(entry: ModelEntry) -> ServedGraph:
 
 
 def check_name(name: str | None) -> None:
-    """Raise ConfigError for a pipeline's name that paths of other frontends begin with."""
+    """Raise ConfigError for a pipeline's name that is the prefix of another frontend's paths."""
     if name in RESERVED:
         raise ConfigError(
             f"a pipeline cannot be called {name!r}: over HTTP its paths are {RESERVED[name]}; "
@@ -141,10 +140,10 @@ def check_name(name: str | None) -> None:
 
 
 def request_of(fields: Mapping[str, Any]) -> Request:
-    """Return the Request that says the same as the fields, as one of the v2 protocol would.
+    """Return the Request with the same content as the fields.
 
-    Text is a pair; numbers, evenly nested lists of them or of text, and bytes are tensors; what is
-    neither is a pair with its JSON.
+    Text becomes a pair; numbers, evenly nested lists of numbers or texts, and bytes become tensors;
+    any other value becomes a pair with its JSON.
     """
     request = Request()
     for name, value in fields.items():
@@ -159,8 +158,7 @@ def request_of(fields: Mapping[str, Any]) -> Request:
 
 
 def _array(value: Any) -> Any:
-    """Return a value that may be a tensor. Raises ValueError, TypeError: it is not a valid
-    tensor."""
+    """Return a value that can be a tensor. Raises ValueError, TypeError: it cannot."""
     if isinstance(value, bytes):
         return value
     if not isinstance(value, _NUMERIC):

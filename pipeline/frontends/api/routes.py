@@ -58,18 +58,18 @@ from pipeline.frontends.http.websocket import MOST_BYTES, accepted
 from pipeline.proto.plain_answer import write_object
 from pipeline.proto.slices import Limits
 
-_HEARTBEAT_S = 15.0  # that a stream of events may be silent
+_HEARTBEAT_S = 15.0  # a stream of events that is silent for longer sends a heartbeat
 _PATH = r"/api/(?P<name>[^/]+)"
 _READY = ModelState.READY
-_LIMITS = Limits()  # of what is short, which reaches none
+_LIMITS = Limits()  # for short bodies, which cannot reach a limit
 
 
 class ApiRoutes:
-    """`/api/<name>` and what describes it.
+    """`/api/<name>` and its description.
 
     Args:
-        pipelines: who is asked.
-        offload: where large requests and answers are read and written; its owner stops it.
+        pipelines: answer the requests.
+        offload: reads and writes large messages; its owner stops it.
         limits: of JSON.
         more: other paths of this frontend, see `Paths`.
     """
@@ -92,13 +92,13 @@ class ApiRoutes:
         self._posted = re.compile(_PATH)
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Return the endpoint that answers it: one for each path below `/api`, known or not."""
+        """Return the endpoint of a path below `/api`; one answers unknown paths."""
         return self._paths.endpoint(request)
 
     def in_line(self, request: WebRequest) -> ApiEndpoint | None:
-        """Return what answers a POST of JSON, or of one value, for one answer.
+        """Return the endpoint for a POST of JSON, or of one value, with one answer.
 
-        None: it is left to `endpoint`.
+        None: `endpoint` has it.
         """
         match, kind = (
             self._posted.fullmatch(request.path),
@@ -114,13 +114,13 @@ class ApiRoutes:
             return None
 
     async def _infer(self, request: WebRequest, name: str) -> WebResponse | WebStream:
-        """Answer with the last Op's fields, at once or part by part."""
-        entry = self.pipelines.entry(name)  # 404 without reading
+        """Answer with the last Op's fields, at once or in parts."""
+        entry = self.pipelines.entry(name)  # 404 before the body is read
         served_by(entry)
         return await ApiEndpoint(self, entry, request).answer(request)
 
     async def _talk(self, request: WebRequest, name: str) -> WebUpgrade:
-        """Answer requests that come as messages of a WebSocket."""
+        """Answer requests in messages of a WebSocket."""
         entry = self.pipelines.entry(name)
         served_by(entry)
         head = accepted(request.headers)
@@ -133,7 +133,7 @@ class ApiRoutes:
 
 
 class ApiEndpoint:
-    """Requests to one pipeline, whose heads are the same; see `LaneEndpoint`."""
+    """Endpoint of one pipeline for requests with the same head; see `LaneEndpoint`."""
 
     def __init__(self, api: ApiRoutes, entry: ModelEntry, request: WebRequest) -> None:
         self._api = api
@@ -149,7 +149,7 @@ class ApiEndpoint:
         self.takes_large: bool = bool(self._key)
 
     def begin(self, body: Any, sink: ResponseSink) -> RequestHandle:
-        """Have the engine begin a request. Raises PipelineError, which `reply` is given."""
+        """Have the engine begin a request. Raises PipelineError, which `reply` answers."""
         entry, key = self._entry, self._key
         if key and type(body) is memoryview and not self._stays(body):
             raise HandOverError
@@ -164,7 +164,7 @@ class ApiEndpoint:
         return served.engine.begin(raw, self.left_s, target, sink)
 
     def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
-        """Return what is written for the answer of an engine, or for what `begin` raised."""
+        """Return the reply for the engine's answer, or for an error of `begin`."""
         try:
             if (body := quick_object(answer)) is not None:
                 return body
@@ -179,7 +179,7 @@ class ApiEndpoint:
         return self._beside(answer)
 
     async def _beside(self, answer: Any) -> WebResponse:
-        """Have a large answer written beside the event loop."""
+        """Write a large answer in a thread."""
         write = partial(written_large, answer, self._api.limits)
         try:
             reply, _ = await self._api.offload.run(write, self.left_s)
@@ -188,7 +188,7 @@ class ApiEndpoint:
         return await whole(reply)
 
     async def answer(self, request: WebRequest) -> WebResponse | WebStream:
-        """Answer a body of any kind and size. Raises PipelineError, HttpError."""
+        """Answer a body of any type and size. Raises PipelineError, HttpError."""
         form = stream_form([self._headers.get(b"accept", b"")])
         body, left_s = await request.received(), self.left_s
         read = partial(self._read, body, request.query)
@@ -196,7 +196,7 @@ class ApiEndpoint:
             (served, asked), left_s = await self._api.offload.run(read, left_s)
         else:
             served, asked = read()
-        del body, read  # the request has its own, if it was copied
+        del body, read  # the request has its own copy, or a view
         raw, target = asked
         if form is None:
             future = ask(served.engine.begin, raw, left_s, target)
@@ -207,7 +207,7 @@ class ApiEndpoint:
         return parts.stream()
 
     def _stays(self, body: Body) -> bool:
-        """Return whether a body that is one value, or has files, is passed on where it lies."""
+        """Return whether the engine gets a body's value, or its files, without a copy."""
         served = self._api.pipelines.find(self._entry.name)
         return (
             type(body) is memoryview
@@ -219,12 +219,12 @@ class ApiEndpoint:
         )
 
     def asked(self, fields: dict[str, Any], is_text: bool) -> tuple[ServedGraph, EngineRequest]:
-        """Return whom fields ask, and what. Raises PipelineError."""
+        """Return the pipeline and its engine's input for fields. Raises PipelineError."""
         served = self._api.pipelines.find(self._entry.name)
         return served, self._api.pipelines.asked(served, fields, self._headers, is_text)
 
     def _read(self, body: Body, query: str) -> tuple[ServedGraph, EngineRequest]:
-        """Return whom a request asks, and what."""
+        """Return the pipeline and its engine's input for a body."""
         served = self._api.pipelines.find(self._entry.name)
         schema = served.graph.request_op.pipeline_schema
         is_copied = type(body) is memoryview and not self._stays(body)
@@ -238,12 +238,12 @@ class ApiEndpoint:
         return served, self._asked(served, fields, not is_json(self._type))
 
     def _asked(self, served: ServedGraph, fields: dict[str, Any], is_text: bool) -> EngineRequest:
-        """Return what the engine takes of a request whose answer `reply` writes."""
+        """Return the engine's input of a request whose answer `reply` writes."""
         asked = self._api.pipelines.asked
         return asked(served, fields, self._headers, is_text, takes_views=True)
 
     async def part(self, answer: Any, failure: PipelineError | None) -> bytes:
-        """Return the JSON of a part. Raises HttpError for an error, which has a status here."""
+        """Return the JSON of a part. Raises HttpError for an error, with its status."""
         try:
             if is_short_answer(answer):
                 return write_object(payload_of(answer, failure))

@@ -1,4 +1,4 @@
-"""WebSockets of plain JSON: requests come as messages, and answers go part by part."""
+"""WebSockets of plain JSON: requests are messages, and answers are sent in parts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 
-_MOST_AT_ONCE = 128  # requests of one connection that are under way
-_MOST_READ = 2 * _MOST_AT_ONCE  # waiting requests included, so that a cancel behind them is read
+_MOST_AT_ONCE = 128  # active requests of one connection
+_MOST_READ = 2 * _MOST_AT_ONCE  # with waiting requests, so that a cancel after them is read
 _KEY = "data"
 _JSON = b"application/json"
 
@@ -33,13 +33,13 @@ _JSON = b"application/json"
 class Talk:
     """The requests of one WebSocket.
 
-    A message of the caller is `{"data": fields}`, which begins a request, bytes, which are the
-    field `data`, or another one that `key` of the query names, `{"credit": n}` or
-    `{"cancel": number}`. Requests are numbered from 0. The answer to one has
-    `{"request": number, "data": fields}` for each part, and `{"request": number, "end": true}` or
-    `{"request": number, "error": ...}` behind them.
+    A message of the client is one of: `{"data": fields}`, which begins a request; bytes, which are
+    the field `data`, or the one that `key` in the query names; `{"credit": n}`; `{"cancel":
+    number}`. Requests are numbered from 0. Each part of an answer is `{"request": number, "data":
+    fields}`, and the answer ends with `{"request": number, "end": true}` or `{"request": number,
+    "error": ...}`.
 
-    Raises HttpError: the query cannot be used.
+    Raises HttpError: the query is invalid.
     """
 
     def __init__(self, endpoint: ApiEndpoint, query: str) -> None:
@@ -57,7 +57,7 @@ class Talk:
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
 
     async def run(self, socket: WebSocket) -> None:
-        """Answer requests until the caller leaves or the server stops."""
+        """Answer requests until the client disconnects or the server stops."""
         try:
             while (message := await socket.receive()) is not None:
                 await self._take(message, socket)
@@ -68,7 +68,7 @@ class Talk:
                 task.cancel()
 
     async def _finish(self, socket: WebSocket) -> None:
-        """Wait for the requests that are under way; what their caller says of them is heeded."""
+        """Wait for the active requests; credits and cancels of the client still count."""
         orders = asyncio.create_task(self._take_orders(socket))
         try:
             await asyncio.wait(self._tasks.values())
@@ -100,7 +100,7 @@ class Talk:
             await asyncio.wait(self._tasks.values(), return_when=asyncio.FIRST_COMPLETED)
         number = next(self._numbers)
         if self._credit is not None and len(self._tasks) >= _MOST_AT_ONCE:
-            # They may wait for credit, which comes behind this request.
+            # They may wait for credit, which follows this request.
             text = f"{_MOST_AT_ONCE} requests of this connection are under way: wait for one to end"
             await self._fail(socket, number, OverloadedError(text))
             return
@@ -109,7 +109,7 @@ class Talk:
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _said(self, text: bytes) -> dict[str, Any]:
-        """Return the one thing that a text says. Raises PackageError."""
+        """Return the content of a message. Raises PackageError."""
         read = partial(object_of, text, _JSON, self._endpoint.limits)
         said = (await self._endpoint.offload.run(read))[0] if is_large(text) else read()
         if len(said) != 1 or not (
@@ -121,7 +121,7 @@ class Talk:
         return said
 
     def _is_order(self, said: Mapping[str, Any]) -> bool:
-        """Do what a message says that begins no request."""
+        """Handle a message that begins no request; return whether it was one."""
         if (credit := self._number(said, "credit")) is not None:
             if self._credit is not None:
                 self._credit += credit
@@ -140,20 +140,20 @@ class Talk:
     async def _run(
         self, socket: WebSocket, number: int, fields: dict[str, Any], is_text: bool
     ) -> None:
-        """Answer a request when it is its turn; an error is its answer."""
+        """Answer a request when it is its turn, also with an error."""
         try:
             async with self._turns:
                 await self._answer(socket, number, fields, is_text)
         except (PipelineError, HttpError) as error:
             await self._fail(socket, number, error)
-        except Exception:  # a bug in this library: that caller receives it
+        except Exception:  # a bug in this library: the client gets an error
             _LOGGER.exception("request %d of a WebSocket failed", number)
             await self._fail(socket, number, UserCodeError("internal error of the server"))
 
     async def _answer(
         self, socket: WebSocket, number: int, fields: dict[str, Any], is_text: bool
     ) -> None:
-        """Answer a request, as its parts come and the caller has room for them."""
+        """Answer a request in parts, as fast as the client takes them."""
         served, (raw, target) = self._endpoint.asked(fields, is_text)
         reader, left_s = PartsReader(), self._endpoint.left_s
         parts = answers_to(served.engine.begin, raw, left_s, target, reader)
@@ -165,7 +165,7 @@ class Talk:
         await socket.send(b'{"request":%d,"end":true}' % number)
 
     async def _spend(self) -> None:
-        """Wait until the caller takes another part, where it counts them."""
+        """Wait for the client's credit for another part, if it uses credit."""
         if self._credit is None:
             return
         while not self._credit:

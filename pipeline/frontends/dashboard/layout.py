@@ -1,4 +1,4 @@
-"""The arrows of a graph, and its layout: columns by depth, few crossing lines."""
+"""The arrows of a graph, and its layout: columns by depth, with few crossing lines."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ REQUEST_BOX, RESPONSE_BOX = "@request", "@response"
 
 Place = tuple[int, float]
 Edge = tuple[str, str]
-_Point = str | tuple[str, str, int]  # a node, or where a wire passes a column: (*edge, column)
+_Point = (
+    str | tuple[str, str, int]
+)  # a node, or the place where an edge passes a column: (*edge, column)
 
 _WIRE_ROWS = 0.3
-_SWEEPS = 6  # over the columns, there and back; more of them hardly ever change anything
+_SWEEPS = 6  # over the columns, forwards and backwards; more rarely change anything
 
 
 class Box(msgspec.Struct, frozen=True):
-    """One Op. `column` counts from 0, `row` is around 0: what is above is negative."""
+    """One Op. `column` counts from 0, `row` is relative to the middle: negative is above."""
 
     name: str
     kind: str
@@ -31,9 +33,9 @@ class Box(msgspec.Struct, frozen=True):
 
 
 class DrawnEdge(msgspec.Struct, frozen=True):
-    """One Op read by another; with `is_jump` only if the first jumps, or loops, to it.
+    """One Op read by another; `is_jump`: only if the first jumps, or loops, to it.
 
-    `through` has (column, row) of the places between both.
+    `through` has (column, row) of the places between them.
     """
 
     source: str
@@ -50,10 +52,10 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 class Arrows(msgspec.Struct, frozen=True):
-    """All Ops of a graph, each after the Ops that it reads, and the edges between them.
+    """All Ops of a graph, each after its input Ops, and the edges between them.
 
-    All are places in `ops`: `edges` (from, to), `jumps` (from, to, the name of the Op in whose
-    place the first answers), `loops` (from, to, how often a request may take it).
+    All numbers are indexes in `ops`: `edges` (from, to), `jumps` (from, to, the name of the Op that
+    the first answers for), `loops` (from, to, maximum laps of a request).
     """
 
     ops: tuple[Op, ...]
@@ -132,7 +134,7 @@ def lay_out(
 
 
 def _depths(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
-    """Return the length of the longest way to each node."""
+    """Return the length of the longest path to each node."""
     depth = dict.fromkeys(names, 0)
     for name in names:
         before = [depth[source] + 1 for source, target in edges if target == name]
@@ -157,7 +159,7 @@ def _columns(
 
 
 def _untangled(columns: _Columns, steps: Sequence[_Step]) -> _Columns:
-    """Return the best of a few orders in which points stand amid those they are linked with."""
+    """Return the best of a few orders, with points near the points that they are linked to."""
     before: dict[_Point, list[_Point]] = {}
     after: dict[_Point, list[_Point]] = {}
     for source, target in steps:
@@ -199,7 +201,7 @@ def _crossings(columns: _Columns, after: dict[_Point, list[_Point]]) -> int:
 
 
 def _places(columns: _Columns) -> dict[_Point, Place]:
-    """Centre every column around row 0; a wire needs less room than an Op."""
+    """Centre every column around row 0; an edge needs less room than an Op."""
     places: dict[_Point, Place] = {}
     for number, column in enumerate(columns):
         sizes = [1.0 if isinstance(point, str) else _WIRE_ROWS for point in column]

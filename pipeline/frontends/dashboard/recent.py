@@ -1,4 +1,4 @@
-"""Sinks of the dashboard: slow and failed requests, raw rows, the last minute by its seconds."""
+"""Sinks of the dashboard: slow and failed requests, raw rows, and the last minute by seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.ma  # else numpy does at its first call, when no file may be left
+import numpy.ma  # numpy would import it later, maybe without free file descriptors
 
 from pipeline.engine.journal.journal import BY_CALLERS, PIPELINE, REQUEST, SPAN, Outcome, Rows
 from pipeline.errors import utf8_text
@@ -41,13 +41,13 @@ UNPACK, PACK = "@unpack", "@pack"
 RequestOp and of the ResponseOp. The wait for admission is the queueing time of the first."""
 
 MAX_SLOW = 10
-"""Slowest requests that are kept."""
+"""Number of slowest requests that are kept."""
 
 MAX_FAILED = 10
-"""Failed requests that are kept."""
+"""Number of failed requests that are kept."""
 
-_SLOT_NS = 5 * 10**9  # the window moves on by that much
-_SLOTS = 12  # of which there are that many: a minute
+_SLOT_NS = 5 * 10**9  # step of the moving window
+_SLOTS = 12  # slots of the window: a minute
 _TIMES_OF_SPAN = (
     "ready_ns",
     "start_ns",
@@ -56,14 +56,14 @@ _TIMES_OF_SPAN = (
     "end_ns",
     "result_received_ns",
 )
-_MAX_SPANS = 100  # of one request: an Op may jump back any number of times
-_MAX_ERRORS = 256  # whose texts are kept until the flush brings their rows
+_MAX_SPANS = 100  # of one request: a loop may run an Op any number of times
+_MAX_ERRORS = 256  # texts are kept until the flush brings their rows
 _ERROR_CHARS = 500
 
 
 @dataclass(slots=True)
 class _Kept:
-    """A request that is worth looking at: its row, and how it is shown, once that is known."""
+    """A request to show: its row, and its details once they are looked up."""
 
     row: dict[str, int]
     log_id: int = 0
@@ -76,7 +76,7 @@ class _Kept:
 
 
 class SlowRequestLog:
-    """A sink that keeps requests worth looking at, with all their spans.
+    """A sink that keeps slow and failed requests, with all their spans.
 
     Args:
         names: of the Ops, in graph order.
@@ -96,24 +96,24 @@ class SlowRequestLog:
         self._pending = PendingSpans()
         self._slots: dict[int, list[_Kept]] = {}
         self._failures: deque[_Kept] = deque(maxlen=MAX_FAILED)
-        self._callers: deque[_Kept] = deque(maxlen=MAX_FAILED)  # failures by callers
+        self._callers: deque[_Kept] = deque(maxlen=MAX_FAILED)  # failures caused by callers
         self._errors: dict[int, tuple[int, str]] = {}
 
     def failed(self, data_id: int, log_id: int, error: object) -> None:
-        """Take down a request's error, which its row does not have; before or after its end."""
+        """Note a request's error text, which its row lacks; before or after its end."""
         self._errors[data_id] = (log_id, utf8_text(str(error)[:_ERROR_CHARS]))
         if len(self._errors) > _MAX_ERRORS:
             del self._errors[next(iter(self._errors))]
 
     def notify(self, spans: Rows, requests: Rows) -> None:
-        """Take in what happened since the last call."""
+        """Add the rows since the last call."""
         self._pending.add(spans)
         if not len(requests):
             return
         self._keep_slow(requests)
         self._keep_failed(requests)
         self._pending.end(requests["data_id"])
-        # most requests have been overtaken before, and are never looked up
+        # most requests are overtaken by slower ones before, and are never looked up
         if self._pending.is_full:
             kept = itertools.chain.from_iterable(self._slots.values())
             self._look_up([*kept, *self._failures, *self._callers])
@@ -127,7 +127,7 @@ class SlowRequestLog:
         return self._look_up(sorted(kept, key=lambda kept: -kept.took_ns)[:MAX_SLOW])
 
     def failures(self) -> list[RecentRequest]:
-        """Return the last requests that failed, and the last that callers are to blame for."""
+        """Return the last failed requests, and the last that failed by their callers' fault."""
         kept = [*reversed(self._failures), *reversed(self._callers)]
         return [self._with_text(shown) for shown in self._look_up(kept)]
 
@@ -142,7 +142,7 @@ class SlowRequestLog:
 
     def _keep_failed(self, requests: Rows) -> None:
         failed = requests.take(np.flatnonzero(requests["outcome"] > 0))
-        if not len(failed):  # as nearly always
+        if not len(failed):  # the common case
             return
         is_callers = np.isin(failed["outcome"], BY_CALLERS)
         for kept, which in ((self._failures, ~is_callers), (self._callers, is_callers)):
@@ -155,14 +155,14 @@ class SlowRequestLog:
             del self._slots[slot]
 
     def _with_text(self, request: RecentRequest) -> RecentRequest:
-        """Add the text of an error that `failed` received after the row had been flushed."""
+        """Add the error text that `failed` received after the row's flush."""
         if request.error or request.data_id not in self._errors:
             return request
         log_id, text = self._errors[request.data_id]
         return msgspec.structs.replace(request, log_id=log_id, error=text)
 
     def _look_up(self, wanted: Sequence[_Kept]) -> list[RecentRequest]:
-        """Return how these requests are shown, with the spans that there were at the first look."""
+        """Return the details of these requests, with their spans at the first lookup."""
         unknown = [kept.row["data_id"] for kept in wanted if kept.shown is None]
         spans = self._pending.find(unknown) if unknown else None
         for kept in wanted:
@@ -218,7 +218,7 @@ def _slow(requests: Rows, kept: list[_Kept]) -> Positions:
 
 
 def _unpacking(request: dict[str, int]) -> RecentSpan:
-    # 0: it never was admitted, or dispatched.
+    # 0: it was never admitted, or dispatched.
     admitted_ns = request["admitted_ns"] or request["end_ns"]
     dispatched_ns = request["dispatched_ns"] or request["end_ns"]
     outcome = Outcome.OK if request["dispatched_ns"] else request["outcome"]
@@ -249,7 +249,7 @@ def _hook_span(op: str, outcome: int, request: dict[str, int], *times_ns: int) -
 
 
 def open_slow_requests(context: SinkContext, options: None) -> SlowRequestLog:
-    """Open the sink `slow_requests`, which fills the slowest and failed ones of the Snapshot."""
+    """Open the sink `slow_requests`, which fills slow and failed requests of the Snapshot."""
     recent = SlowRequestLog(context.op_names)
 
     def fill(snapshot: Snapshot) -> None:
@@ -263,11 +263,13 @@ def open_slow_requests(context: SinkContext, options: None) -> SlowRequestLog:
 # Recording ------------------------------------------------------------------------------------
 
 MAX_RECORDED = 20_000
-"""Spans, and requests, in a recording of the whole server: as many as a browser can show."""
+"""Maximum of spans, and of requests, in a recording of the whole server: a browser can show as
+many.
+"""
 
 
 class Recorded(msgspec.Struct, array_like=True):
-    """The rows that one replica recorded. `is_cut`: there were more than its part allows."""
+    """The recorded rows of one replica. `is_cut`: there were more than its limit."""
 
     replica: int
     is_cut: bool
@@ -291,11 +293,11 @@ def read_recording(packed: bytes) -> Recorded:
 
 
 class Recording:
-    """A sink that keeps raw rows for as long as somebody records.
+    """A sink that keeps raw rows during recordings.
 
     Args:
         replica: number of this replica of the server.
-        replicas: how many there are, which share in what a recording may hold.
+        replicas: number of replicas, which share the limit of a recording.
     """
 
     def __init__(self, replica: int = 0, replicas: int = 1) -> None:
@@ -305,16 +307,16 @@ class Recording:
         self._ending = asyncio.Event()
 
     def notify(self, spans: Rows, requests: Rows) -> None:
-        """Take in what happened since the last call."""
+        """Add the rows since the last call."""
         for kept_spans, kept_requests in self._running:
             kept_spans.add(spans)
             kept_requests.add(requests)
 
     async def record(self, seconds: float, flush: Callable[[], None]) -> bytes:
-        """Record what ends in the next `seconds`, or before `end`, for `read_recording`.
+        """Record requests that end in the next `seconds`, or before `end`, for `read_recording`.
 
         Args:
-            seconds: how long.
+            seconds: duration.
             flush: `Journal.flush`, so that the recording begins and ends on time.
         """
         flush()
@@ -335,7 +337,7 @@ class Recording:
         return msgspec.msgpack.encode(recorded)
 
     def end(self) -> None:
-        """End all recordings now, with what they have: the server stops."""
+        """End all recordings now, because the server stops."""
         self._ending.set()
 
 
@@ -362,7 +364,7 @@ class _RowBuffer:
     def add(self, rows: Rows) -> None:
         self.is_cut |= len(rows) > self._left
         piece = rows[: self._left]
-        if len(piece):  # an empty piece would hold on to all rows of the flush
+        if len(piece):  # an empty piece would keep all rows of the flush in memory
             self._pieces.append(piece)
             self._left -= len(piece)
 
@@ -373,9 +375,9 @@ class _RowBuffer:
 # Spans of requests that have not ended ----------------------------------------------------------
 
 
-_MIN_KEPT = 8 * 1024  # spans, or ended requests, before the one is looked for in the other
-_MAX_PIECES = 32  # of which each is looked through for a request
-_MAX_KEPT = 64 * 1024  # spans of requests that have not ended
+_MIN_KEPT = 8 * 1024  # spans, or ended requests, before they are matched
+_MAX_PIECES = 32  # each is searched for a request
+_MAX_KEPT = 64 * 1024  # spans of active requests
 _MAX_AGE_NS = 600 * 10**9
 
 
@@ -388,7 +390,7 @@ class FoundSpans(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Spans of one flush, whose batches are counted when somebody asks; or those left of many."""
+    """Spans of one flush, with batch sizes counted on demand; or the rest of several flushes."""
 
     spans: Rows
     sizes: Integers | None = None
@@ -407,8 +409,8 @@ class _Piece:
 class PendingSpans:
     """Spans until their requests end.
 
-    Those of ended requests are dropped many at a time: per row that costs nothing to speak of,
-    however many requests are open.
+    Spans of ended requests are dropped many at a time, so the cost for each row is small, however
+    many requests are active.
     """
 
     def __init__(self) -> None:
@@ -421,7 +423,7 @@ class PendingSpans:
         return self._count
 
     def add(self, spans: Rows) -> None:
-        """Take the spans of one flush, whose batches are whole."""
+        """Add the spans of one flush, which has whole batches."""
         if len(spans):
             self._pieces.append(_Piece(spans))
             self._count += len(spans)
@@ -437,15 +439,15 @@ class PendingSpans:
         )
 
     def end(self, data_ids: Integers) -> None:
-        """Take down that these requests have ended. Their spans are there until `compact`."""
+        """Note ended requests. Their spans stay until `compact`."""
         if self._pieces:
             self._ended.append(data_ids.copy())
             self._ended_count += len(data_ids)
 
     @property
     def is_full(self) -> bool:
-        """True when it is time for `compact`."""
-        larger = max(self._count, self._ended_count)  # requests that are refused have no spans
+        """Return whether it is time for `compact`."""
+        larger = max(self._count, self._ended_count)  # refused requests have no spans
         return larger > self._limit or len(self._pieces) > _MAX_PIECES
 
     def compact(self) -> None:
@@ -493,7 +495,7 @@ _SAMPLE_S = 1.0
 
 
 class _Second:
-    """The requests of one second; their percentile is looked for once, when somebody asks."""
+    """The requests of one second; their percentile is computed once, on demand."""
 
     __slots__ = ("_latency", "_p99_ns", "inside", "succeeded")
 
@@ -519,14 +521,14 @@ _NOTHING = _Second()
 
 
 class LastMinute:
-    """A sink that counts requests of the whole pipeline by the second in which they ended."""
+    """A sink that counts requests of the whole pipeline, by the second of their end."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock_ns = clock_ns
         self._seconds: dict[int, _Second] = {}
 
     def notify(self, spans: Rows, requests: Rows) -> None:
-        """Take in what happened since the last call."""
+        """Add the rows since the last call."""
         is_well = (requests["target"] == PIPELINE) & (requests["outcome"] == Outcome.OK)
         good = requests[is_well]
         if not len(good):
@@ -536,12 +538,12 @@ class LastMinute:
             self._at(second).add(took[ended == second])
 
     def sample(self, inside: int) -> None:
-        """Note how many requests are active or queued now."""
+        """Note the number of active and queued requests."""
         now = self._at(self._clock_ns() // _NS)
         now.inside = max(now.inside, inside)
 
     def series(self) -> MinuteSeries:
-        """Return the last 60 seconds that are over."""
+        """Return the last 60 complete seconds."""
         end = self._clock_ns() // _NS
         known = [self._seconds.get(second, _NOTHING) for second in range(end - SECONDS, end)]
         return MinuteSeries(
@@ -577,7 +579,7 @@ def open_last_minute(context: SinkContext, options: None) -> LastMinute:
 
 
 def merged(replicas: Sequence[MinuteSeries]) -> MinuteSeries:
-    """Merge the minutes of all replicas: sums, but of the 99th percentiles the highest."""
+    """Merge the minutes of all replicas: sums, and the maximum of the 99th percentiles."""
     known = [replica for replica in replicas if replica.end_s]
     end_s = max((replica.end_s for replica in known), default=0)
 

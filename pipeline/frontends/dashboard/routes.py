@@ -1,4 +1,4 @@
-"""Dashboard: `GET /` shows a server at work; the figures behind it and a trace to take home."""
+"""Dashboard: `GET /` shows a running server, with its figures and a trace to download."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from pipeline.observe.snapshot import AskAll, ModelCounters, Snapshot
 Record = Callable[[float], Awaitable[Sequence[bytes]]]
 
 _DEFAULT_SECONDS, _MIN_SECONDS, _MAX_SECONDS = "3", 0.1, 30.0
-_MAX_RECORDINGS = 2  # at a time; each may hold some 300 MB while its trace is made
-_CACHE_S = 0.4  # pages that are open at the same time share a status: they ask once a second
+_MAX_RECORDINGS = 2  # at a time; each may use about 300 MB while its trace is made
+_CACHE_S = 0.4  # several open pages, which ask once a second, share a status
 _STATIC = Path(__file__).with_name("static")
 _SAFE = safe_headers()
 ALWAYS_NEW = ((b"cache-control", b"no-store"), *_SAFE)
 
 
 class LivePage(ABC):
-    """Base of both pages: its files, and a status that is made anew at most every 0.4 s.
+    """Base of both pages: its files, and a status that is renewed at most every 0.4 s.
 
     Args:
         page: name of its file, at `/`.
-        status_path: where the status is.
-        whole: asks all replicas, or all models, of the server for their snapshots.
-        hosts: the names that the server goes by: pages elsewhere must not look on.
+        status_path: path of the status.
+        whole: returns the snapshots of all replicas, or of all models.
+        hosts: the names of the server: other sites' pages may not read it.
         clock: `time.monotonic`.
     """
 
@@ -100,7 +100,7 @@ class LivePage(ABC):
 
     @abstractmethod
     async def _made(self, time_ms: int) -> dict[str, Any]:
-        """Return the status, made anew."""
+        """Return a new status."""
 
 
 class Dashboard(LivePage):
@@ -108,9 +108,9 @@ class Dashboard(LivePage):
 
     Args:
         name: of the pipeline; None shows it as "pipeline".
-        graph: is drawn.
-        record: records seconds of spans in all replicas, see `Recording.record`; None: there are
-            no spans to record.
+        graph: to draw.
+        record: records seconds of spans in all replicas, see `Recording.record`; None: there are no
+            spans.
         names: of all pipelines of the server, if there are several.
     """
 
@@ -153,7 +153,7 @@ class Dashboard(LivePage):
         if len(self._recordings) >= _MAX_RECORDINGS:
             busy = OverloadedError(f"{_MAX_RECORDINGS} recordings are being made: try again later")
             raise HttpError(503, busy, (b"retry-after", b"%d" % (seconds + 1)))
-        # It counts to its end, whether or not its caller waits: the other copies continue it.
+        # It counts until its end, also if the client leaves: the other replicas continue it.
         recording = asyncio.ensure_future(self._recorded(self._record(seconds)))
         self._recordings.add(recording)
         recording.add_done_callback(self._recordings.discard)
@@ -168,10 +168,10 @@ class Dashboard(LivePage):
 
 
 class Dashboards:
-    """Routes of the pages of several pipelines: `?pipeline=embed` says whose; the first's without.
+    """Routes of the pages of several pipelines: `?pipeline=embed` selects one; default: the first.
 
     Args:
-        pages: by the pipelines' names.
+        pages: by pipeline name.
     """
 
     def __init__(self, pages: Mapping[str, Dashboard]) -> None:
@@ -206,7 +206,7 @@ def dashboards(graphs: Sequence[ServedGraph], records: bool, hosts: Hosts) -> Ro
 
 
 def _to_trace(recordings: Sequence[bytes], names: Sequence[str]) -> tuple[bytes, bool]:
-    """Return (the file that the viewers open, whether there was more than it has)."""
+    """Return the file for trace viewers, and whether rows were left out."""
     trace_events: list[Event] = []
     is_cut = False
     for packed in recordings:
@@ -237,7 +237,7 @@ def _seconds(query: str) -> float:
 
 @functools.cache
 def _page_files(page: str) -> dict[str, WebResponse]:
-    """Return the files by path, and `page` at `/`. They are read once: at the first request."""
+    """Return the files by path, and `page` at `/`. They are read once, at the first request."""
     files = {f"/{name}": file for name, file in files_in(_STATIC, _SAFE).items()}
     files["/"] = files[f"/{page}"]
     return {path: file for path, file in files.items() if not path.endswith(".html")}

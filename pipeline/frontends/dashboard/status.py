@@ -1,4 +1,4 @@
-"""The body of `GET /status.json`: the snapshots of all replicas merged, under readable names."""
+"""The body of `GET /status.json`: the merged snapshots of all replicas, under readable names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _JSON_NAMES = {
 
 
 class Title(msgspec.Struct, frozen=True):
-    """The fields that do not change from one status to the next; `pipelines` if it has others."""
+    """The constant fields of a status; `pipelines` if there are several."""
 
     name: str
     version: str
@@ -36,9 +36,9 @@ class Title(msgspec.Struct, frozen=True):
 def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> dict[str, Any]:
     """Return the dashboard's data, from a snapshot of each replica that answered.
 
-    `time_ms` is since the epoch. `copies` is the number of replicas that answered; 1 if there are
-    none. The totals `accepted` and `rejected` are of these, `pipeline` and `ops` also have the
-    counts of replicas that have been replaced.
+    `time_ms` is since the epoch. `copies` is the number of replicas that answered, at least 1. The
+    totals `accepted` and `rejected` are of these; `pipeline` and `ops` also count replicas that
+    have been replaced.
     """
     names = [box.name for box in title.graph.boxes[1:-1]]
     living = [snapshot for snapshot in snapshots if snapshot.replica != NO_REPLICA]
@@ -51,7 +51,7 @@ def status_of(title: Title, snapshots: Sequence[Snapshot], time_ms: int) -> dict
     slowest = [(s.replica, request) for s in living for request in s.slowest]
     slowest.sort(key=lambda entry: -entry[1].took_ns)
     failed = [(s.replica, request) for s in living for request in s.failed]
-    # Failures by callers come last: they must not push the server's own out of sight.
+    # Failures caused by callers are last, so that the server's own stay visible.
     failed.sort(key=lambda entry: (entry[1].outcome in BY_CALLERS, -entry[1].ended_ms))
     return {
         **msgspec.structs.asdict(title),
@@ -89,13 +89,13 @@ def _op(name: str, states: Sequence[OpState], counters: dict[str, Any]) -> dict[
 
 
 def _sequences(states: Sequence[SequencesState]) -> dict[str, Any] | None:
-    """Return the sequences of an Op; None: it has none."""
+    """Return the sequences of an Op, or None."""
     names = ("live", "backlog", "slots", "used", "begun", "ended", "cut", "reaped", "lost")
     return _sums(states, *names) if states else None
 
 
 def _edges(states: Sequence[OpState]) -> list[dict[str, Any]]:
-    """Return how many answers of an Op each of the others got, and how many it did not get."""
+    """Return, for each reader of an Op, how many answers it got and how many it did not get."""
     several = zip(*(state.edges for state in states), strict=True)
     return [{"to": edges[0].to, **_sums(edges, "sent", "absent")} for edges in several]
 
@@ -107,9 +107,9 @@ def _sums(states: Sequence[Any], *names: str) -> dict[str, Any]:
 def counters_of(model: ModelCounters) -> dict[str, Any]:
     """Return the counts of an Op or the pipeline since the start, see ModelCounters.
 
-    `failed` is by outcome, `batches` the executions by batch size. The stages' times are of each
-    request; `busy_ns` is the executions' own time, however many requests were in one. `parts` are
-    those of streams. The histograms are without the empty buckets at their end.
+    `failed` is by outcome, `batches` counts executions by batch size. The stages' times are summed
+    over requests; `busy_ns` is summed over executions. `parts` are those of streams. The histograms
+    omit empty buckets at their end.
     """
     return {
         "succeeded": model.success_count,
@@ -138,7 +138,7 @@ def _without_end(histogram: Iterable[int]) -> list[int]:
 
 
 def _shown(replica: int, request: RecentRequest) -> dict[str, Any]:
-    """Return a request; its ids are text: JavaScript's numbers are too small."""
+    """Return a request; its ids are text, because JavaScript's numbers are too small."""
     fields = _as_object(request)
     spans = fields.pop("spans")
     return fields | {
@@ -150,7 +150,7 @@ def _shown(replica: int, request: RecentRequest) -> dict[str, Any]:
 
 
 def _as_object(state: msgspec.Struct) -> dict[str, Any]:
-    """Return a record, which travels as an array, under the names of its fields."""
+    """Return a record, which is sent as an array, under the names of its fields."""
     fields = msgspec.structs.asdict(state)
     if "outcome" in fields:
         fields["outcome"] = Outcome(fields["outcome"]).name.lower()

@@ -1,4 +1,4 @@
-"""The active calls of a GrpcFrontend, how they end, and the answers to watchers of its health."""
+"""RunningCalls and GrpcHealth: the active calls of a GrpcFrontend, and its health service."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ _Health = health_pb2.HealthCheckResponse
 
 
 class RunningCalls:
-    """The active calls of a frontend; when it closes their connections end with them.
+    """The active calls of a frontend; when it closes, their connections end with them.
 
     `is_closing`: their streams have ended.
     """
 
     def __init__(self) -> None:
         self.is_closing: bool = False
-        # Callers by their calls: asked once a call has ended, grpcio has been seen to crash.
+        # Callers by call, noted at the start: after the end of a call grpcio may crash when asked.
         self._calls: dict[_Context, str] = {}
         self._streams = WeakSet[Messages]()
-        self._idle: asyncio.Event | None = None  # once somebody waits for it
+        self._idle: asyncio.Event | None = None  # set while `wait` runs
         self._open: dict[Peer, list[FoundSocket]] = {}
-        self._per_peer: Counter[Peer] = Counter()  # of the calls, while there is something open
+        self._per_peer: Counter[Peer] = (
+            Counter()
+        )  # number of calls, by peer with an open connection
 
     def add(self, context: _Context) -> None:
         """Count a call as active until its answer is sent."""
@@ -41,7 +43,7 @@ class RunningCalls:
         context.add_done_callback(self._ended)  # type: ignore[arg-type]  # it is given the context
 
     def read(self, messages: AsyncIterator[bytes]) -> Messages:
-        """Return the messages of a caller's stream, up to the end of either."""
+        """Return the messages of a client's stream, until it or the server ends it."""
         reading = Messages(messages)
         self._streams.add(reading)
         if self.is_closing:
@@ -49,13 +51,13 @@ class RunningCalls:
         return reading
 
     def end_streams(self) -> None:
-        """Read no more from streams: they end behind their answers."""
+        """Read no more from streams: they end after their answers."""
         self.is_closing = True
         for messages in list(self._streams):
             messages.close()
 
     def send_away(self, sockets: GrpcSockets) -> None:
-        """Send each caller away as soon as nothing runs on its connection."""
+        """Send each client away when nothing runs on its connection."""
         self._open.clear()
         for peer, connection in sockets.connections():
             self._open.setdefault(peer, []).append(connection)
@@ -64,7 +66,7 @@ class RunningCalls:
             self._send_peer_away(peer)
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait for the calls to end, but no longer than that."""
+        """Wait for the calls to end, at most until `ends`."""
         if self._calls:
             self._idle = self._idle or asyncio.Event()
             self._idle.clear()
@@ -86,7 +88,7 @@ class RunningCalls:
 
 
 class Messages:
-    """An iterator over a caller's messages, which ends early when it is closed.
+    """An iterator over a client's messages, which ends early when it is closed.
 
     `is_cut`: it has ended early.
     """
@@ -124,9 +126,9 @@ class Messages:
 
 
 class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
-    """The health of `names`, and of "" which is all of them: all serve, or none does.
+    """The health of `names`, and of "" for all of them: all serve, or none does.
 
-    `on_watch` is given every watcher's call.
+    `on_watch` receives the call of every watcher.
     """
 
     def __init__(self, names: Sequence[str], on_watch: Callable[[_Context], None]) -> None:
@@ -136,13 +138,14 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
         self._changed = asyncio.Event()
 
     def set_ready(self, ready: bool) -> None:
-        """Answer so from now on, and tell all watchers."""
+        """Set the answer, and notify all watchers."""
         self._is_ready = ready and not self._is_closed
         self._tell()
 
     def close(self) -> None:
         """Answer NOT_SERVING permanently; watchers receive it, then their calls end with
-        UNAVAILABLE."""
+        UNAVAILABLE.
+        """
         self._is_ready, self._is_closed = False, True
         self._tell()
 
@@ -151,13 +154,13 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
         self._changed = asyncio.Event()
 
     async def Check(self, request: Any, context: _Context) -> Any:
-        """Answer a caller that asks once."""
+        """Answer one health check."""
         if request.service not in self._names:
             await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return _Health(status=self._status(request.service))
 
     async def Watch(self, request: Any, context: _Context) -> None:
-        """Tell a watcher the status, and each change."""
+        """Send a watcher the status, and each change."""
         self._on_watch(context)
         reported = None
         while True:

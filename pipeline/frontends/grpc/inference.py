@@ -1,4 +1,4 @@
-"""`PipelineService` over gRPC: inference, answered at once or part by part."""
+"""`PipelineService` over gRPC: inference, answered at once or in parts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from pipeline.proto.slices import SHORT_BYTES
 SERVICE = "baidu.paddle_serving.pipeline_serving.PipelineService"
 
 TIMEOUT = "pipeline-timeout"
-"""Metadata of a call: when the server has to answer, as `grpc-timeout` writes it.
+"""Metadata of a call: the time for the server's answer, in the form of `grpc-timeout`.
 
-A caller that wants the server's own answer to a deadline, which is a Response, sends it here and
-gives the call itself more time: when that is over gRPC drops whatever the server says.
+A client that wants the server's own answer to a deadline, which is a Response, sends it here and
+gives the call more time: after a call's deadline gRPC drops the server's answer.
 """
 
 
@@ -43,8 +43,8 @@ def pipeline_service(
 ) -> GrpcService:
     """Return `PipelineService`, for an engine that answers a Request with Responses.
 
-    With `takes_trace` it receives the caller's traceparent, with `forwarding` these headers. `wire`
-    reads and writes the messages.
+    With `takes_trace` the engine receives the client's traceparent, with `forwarding` these
+    headers. `wire` reads and writes the messages.
     """
     calls = _Calls(begin, takes_trace, wire or PipelineWire(), forwarding)
     streams = {"inference_stream": calls.inference_stream}
@@ -52,7 +52,7 @@ def pipeline_service(
 
 
 class _Calls:
-    """The methods, message in and messages out."""
+    """The methods, from message to message."""
 
     def __init__(
         self,
@@ -84,10 +84,11 @@ class _Calls:
     async def inference_stream(
         self, messages: AsyncIterator[bytes], call: GrpcCall
     ) -> AsyncGenerator[bytes, None]:
-        """Answer the one message with each part of the answer.
+        """Answer one message with each part of the answer.
 
-        The next part is asked for when the last one is on its way, so a caller who reads slowly
-        makes the stream wait. One who leaves has this generator closed, and the request with it.
+        The next part is asked for when the last one is on its way, so a client that reads slowly
+        makes the stream wait. If the client disconnects, this generator is closed, and with it the
+        request.
         """
         try:
             message = await anext(messages)
@@ -111,7 +112,7 @@ class _Calls:
     async def _read(
         self, message: bytes, call: GrpcCall
     ) -> tuple[Any, float | None, RequestTarget | None]:
-        """Return the request, its time in seconds, and what else the engine receives."""
+        """Return the request, its time in seconds, and its target."""
         traceparent = call.header("traceparent") if self._takes_trace else ""
         info = None if self._forwarding is None else self._forwarding.info(call.headers())
         left_s = _time_given(call)
@@ -133,7 +134,7 @@ class _Calls:
 
 
 def failure_said(head: AnswerHead, response: Any) -> GrpcError | None:
-    """Return the failure that user code makes of an answer by its head; None: it is an answer."""
+    """Return the failure in a head from user code; None: the answer is a success."""
     if head.status is None or head.status < ERROR_STATUSES[0]:
         return None
     status = grpc.StatusCode[grpc_status_for(head.status)]
@@ -143,7 +144,7 @@ def failure_said(head: AnswerHead, response: Any) -> GrpcError | None:
 
 
 def _say(head: AnswerHead | None, response: Any, call: GrpcCall) -> None:
-    """Tell the caller what user code says of the answer's head. Raises GrpcError for an error's."""
+    """Send the head that user code set. Raises GrpcError if it is an error's."""
     if head is None:
         return
     failure = failure_said(head, response)
@@ -157,17 +158,17 @@ def _is_closed(response: Any) -> bool:
 
 
 def _not_begun(response: Response) -> GrpcError:
-    """Return the error of a call that came when the server had closed: nothing was begun.
+    """Return the error of a call that arrived after the server closed: nothing was begun.
 
-    Behind a list of servers it is worth asking another one at once, which an answer would hide;
-    that is what `RETRY_AFTER` says beside UNAVAILABLE.
+    In a list of servers the client should ask another one at once, which an answer would prevent;
+    `RETRY_AFTER` beside UNAVAILABLE says so.
     """
     unavailable = grpc.StatusCode.UNAVAILABLE
     return GrpcError(unavailable, response.err_msg, ClosedError.code, retry_after_s=0)
 
 
 def _time_given(call: GrpcCall) -> float | None:
-    """Return the seconds in which the server has to answer; None: the caller did not say."""
+    """Return the seconds for the server's answer; None: the client set no limit."""
     left, limit = call.time_left(), call.header(TIMEOUT)
     if not limit:
         return left

@@ -1,4 +1,4 @@
-"""Calls of gRPC in the access log."""
+"""gRPC's calls in the access log."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pipeline.frontends.grpc.calls import Messages
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService, Stream, Unary
 from pipeline.tracing.context import HEADER
 
-_CANCELLED = "Canceled"  # as Go writes it
+_CANCELLED = "Canceled"  # Go's name of the status
 
 
 def logged(service: GrpcService, access: AccessLog) -> GrpcService:
-    """Return the service whose calls are written into a log."""
+    """Return the service with its calls written to a log."""
     methods = {
         name: _logged_unary(access, f"/{service.name}/{name}", method)
         for name, method in service.methods.items()
@@ -56,7 +56,7 @@ def _logged_stream(access: AccessLog, name: str, stream: Stream) -> Stream:
 
 @contextlib.contextmanager
 def _writing(access: AccessLog, name: str, call: GrpcCall) -> Iterator[Entry]:
-    """Write what becomes of a call at its end."""
+    """Write a call at its end."""
     entry, began = Entry(call.address(), name, "OK"), time.monotonic()
     entry.traceparent = call.header(HEADER)
     try:

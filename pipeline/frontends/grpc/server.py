@@ -42,31 +42,30 @@ _LOGGER = logging.getLogger(__name__)
 _GRPC_LOGGER = logging.getLogger("grpc._cython.cygrpc")
 
 ERR_NO = "pipeline-err-no"
-"""Trailing metadata of a status that stands for a PipelineError: its code, as in
-`Response.err_no`."""
+"""Trailing metadata of a status that stands for a PipelineError: its code, as `Response.err_no`."""
 
 STATUS = "pipeline-status"
-"""Trailing metadata of an answer whose head user code has said: its status over HTTP."""
+"""Trailing metadata of an answer whose head user code has set: its HTTP status."""
 
-# gRPC's thread wakes the loop with a byte for each event, of which the loop reads one a round. If
+# gRPC's thread wakes the loop with one byte an event, and the loop reads one byte a round. If
 # the loop closed before it has read them, the thread could block in its next write, and the code
 # that drops gRPC's last object would wait for it forever: usually the process, at its end.
-_WAKE_UPS = 1000  # more than the socket between them has room for
-_DRAIN_TIMEOUT_S = 0.2  # for callers that were sent away to close their connections
+_WAKE_UPS = 1000  # more than the socket between them can hold
+_DRAIN_TIMEOUT_S = 0.2  # for clients that were sent away to close their connections
 RETRY_AFTER = "grpc-retry-pushback-ms"
 """Trailing metadata of a status that may be another one later: when, as gRPC's retries read it."""
 
-# and later: a peer that sends a path that is not UTF-8 closes the port permanently
+# and later: in these versions a path that is not UTF-8 closes the port permanently
 _CRASHING = (1, 84)
-_GRPCS_ERROR = "ExecuteBatchError"  # of a module that is gRPC's own
-_MAX_METADATA = 65536  # bytes, as the HTTP frontend has it: tokens are long
-_MAX_DETAILS = 2000  # bytes of a status' text: callers take 8 KiB of headers in all
+_GRPCS_ERROR = "ExecuteBatchError"  # in a private module of gRPC
+_MAX_METADATA = 65536  # bytes, the same as in the HTTP frontend: tokens are long
+_MAX_DETAILS = 2000  # bytes of a status text: clients accept 8 KiB of headers in total
 _Context = grpc.aio.ServicerContext[Any, Any]
 _Failure = tuple[grpc.StatusCode, str, tuple[Any, ...]]
 
 
 class GrpcError(Exception):
-    """The error of a call that is answered with a status of gRPC's own.
+    """An error of a call with its own gRPC status.
 
     `err_no` if it is a PipelineError, `retry_after_s` if a later try may succeed, `head` if user
     code has set one.
@@ -88,14 +87,14 @@ class GrpcError(Exception):
 
     @property
     def trailers(self) -> tuple[tuple[str, str], ...]:
-        """Return the trailing metadata that go with it: names and values."""
+        """Return its trailing metadata: names and values."""
         return trailing(self.err_no, self.retry_after_s, self.head)
 
 
 class GrpcCall:
-    """A call, as far as the method that answers it may know it.
+    """A call, for the method that answers it.
 
-    `time_left` returns the seconds that the caller gives; None: it did not say.
+    `time_left` returns the seconds that the client still waits; None: without a limit.
     """
 
     __slots__ = ("_context", "time_left")
@@ -108,55 +107,55 @@ class GrpcCall:
         self.time_left: Callable[[], float | None] = context.time_remaining
 
     def header(self, name: str) -> str:
-        """Return the caller's metadata of this name, of several the last; "" for none."""
+        """Return the client's metadata of this name, of several the last; "": missing."""
         value: str | bytes = ""
         for key, text in self.headers():
             value = text if key == name else value
         return value if isinstance(value, str) else value.decode("latin-1")
 
     def headers(self) -> Iterable[tuple[str, str | bytes]]:
-        """Return the caller's metadata."""
+        """Return the client's metadata."""
         return self._context.invocation_metadata() or ()
 
     def address(self) -> str:
-        """Return the host and port of who calls; "" for one without."""
+        """Return the client's host and port; "" if it has none."""
         kind, _, address = self._context.peer().partition(":")
         return unquote(address) if kind.startswith("ip") else ""
 
     def say(self, head: AnswerHead) -> None:
-        """Send what user code says of the answer's head, behind the answer."""
+        """Send the head that user code set, after the answer."""
         self._context.set_trailing_metadata(trailing(None, head=head))
 
 
 Unary = Callable[[Any, GrpcCall], Awaitable[Any]]
-"""A message -> the answer, in pieces only for a call that takes these. Raises GrpcError."""
+"""From a message to the answer, in pieces only for a call that takes them. Raises GrpcError."""
 
 Stream = Callable[[AsyncIterator[bytes], GrpcCall], AsyncGenerator[bytes, None]]
-"""Bytes of the requests, as they come -> bytes of the answers. Raises GrpcError."""
+"""From an iterator of requests to one of answers, both as bytes. Raises GrpcError."""
 
 
 Reply = bytes | list[Piece] | Awaitable[bytes | list[Piece]]
-"""A message, in pieces only for a call that takes these."""
+"""A message, in pieces only for a call that takes them."""
 
 
 class DirectMethod(Protocol):
-    """A unary method, in two parts that need no coroutine as a rule."""
+    """A unary method in two parts, which usually need no coroutine."""
 
     def begin(self, message: Any, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
-        """Begin what ends the sink; None: it needs the coroutine. Raises GrpcError.
+        """Begin a request that ends the sink; None: it needs the coroutine. Raises GrpcError.
 
         The message is bytes, or a view of memory that may be kept.
         """
 
     def reply(self, answer: Any, call: GrpcCall) -> Reply:
-        """Return the answer that the sink was given. Raises GrpcError."""
+        """Return the reply for the answer that the sink got. Raises GrpcError."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcService:
-    """A service of a GrpcFrontend: its full name, with the package, and its methods by theirs.
+    """A service of a GrpcFrontend: its full name, with the package, and its methods by name.
 
-    `direct`: some of the methods, in the form for callers that have a sink.
+    `direct`: some of the methods in the form for callers with a sink.
     """
 
     name: str
@@ -204,11 +203,11 @@ class GrpcFrontend:
         self._log_filter = _DepartedPeers()
 
     async def start(self, is_ready: bool = False) -> None:
-        """Bind and listen. InitError names an address that is in use."""
+        """Bind and listen. Raises InitError if the address is in use."""
         _check_version(grpc.__version__)
         is_local = self._host.startswith("unix")
         if not is_local:
-            # gRPC is content with either of IPv6 and IPv4 and does not say why it got none.
+            # gRPC accepts either IPv6 or IPv4, and does not say why it got none.
             check_free(self._host, self.port, self._key, self._is_shared)
         _outlive_python()
         _GRPC_LOGGER.addFilter(self._log_filter)
@@ -222,7 +221,7 @@ class GrpcFrontend:
         starting = asyncio.ensure_future(server.start())
         try:
             await asyncio.shield(starting)
-        except asyncio.CancelledError:  # one that is started by half cannot be stopped
+        except asyncio.CancelledError:  # a partly started server cannot be stopped
             await starting
             raise
 
@@ -231,10 +230,10 @@ class GrpcFrontend:
             options=[
                 ("grpc.max_receive_message_length", self._max_message_bytes),
                 ("grpc.max_send_message_length", self._max_message_bytes),
-                # By itself it takes 16 KiB at most, and of more than 8 refuses some by chance.
+                # By default it accepts at most 16 KiB, and above 8 KiB refuses some at random.
                 ("grpc.max_metadata_size", _MAX_METADATA),
                 ("grpc.absolute_max_metadata_size", _MAX_METADATA),
-                # Unless it is meant to: else a second server would silently share the port.
+                # Otherwise a second server would silently share the port.
                 ("grpc.so_reuseport", int(self._is_shared)),
             ]
         )
@@ -249,16 +248,16 @@ class GrpcFrontend:
         return server
 
     async def set_ready(self, ready: bool) -> None:
-        """Tell the health service, for the server as a whole and for our services."""
+        """Update the health service, for the server as a whole and for our services."""
         self._health.set_ready(ready)
 
     async def drain(self) -> None:
-        """Say NOT_SERVING, and send callers away when nothing runs on their connections."""
+        """Report NOT_SERVING, and send clients away when nothing runs on their connections."""
         self._health.set_ready(False)
         self._running.send_away(self._sockets)
 
     async def close(self, grace_s: float) -> None:
-        """Stop accepting, send callers away as before, and end streams. Waits for no call."""
+        """Stop accepting, send clients away as before, and end streams. Waits for no call."""
         self._health.close()
         await self._sockets.stop_listening()
         if not self._running.is_closing:
@@ -266,7 +265,7 @@ class GrpcFrontend:
             self._running.send_away(self._sockets)
 
     async def stop(self, grace_s: float) -> None:
-        """End the calls that are active after `grace_s`, and reflection's at once."""
+        """End the calls that are active after `grace_s`, and those of reflection at once."""
         await self.close(grace_s)
         if self._server is not None:
             await self._running.wait(grace_s)
@@ -277,7 +276,7 @@ class GrpcFrontend:
         _GRPC_LOGGER.removeFilter(self._log_filter)
 
     async def _end(self, server: grpc.aio.Server) -> None:
-        """Close what is open; once, since of two at a time gRPC may free what both use."""
+        """Close all open parts, once: gRPC may free what two parallel ends use."""
         for _, connection in self._sockets.connections():
             end(connection)
         await server.stop(None)
@@ -288,7 +287,7 @@ class GrpcFrontend:
 
 
 def _check_version(version: str) -> None:
-    """Raise InitError for a gRPC whose port any peer can close."""
+    """Raise InitError for a version of gRPC whose port any peer can close."""
     if tuple(map(int, version.split(".")[:2])) >= _CRASHING:
         raise InitError(
             f"grpcio {version}: any peer can close the port of its servers. Install grpcio<1.84."
@@ -296,24 +295,24 @@ def _check_version(version: str) -> None:
 
 
 def _outlive_python() -> None:
-    """Have gRPC's asyncio part stay as it is when the process ends.
+    """Keep gRPC's asyncio objects alive when the process ends.
 
-    Its remaining objects are freed after Python has stopped all other threads. When the last one is
-    freed, gRPC waits for one of its own threads, and sometimes forever.
+    They are freed after Python has stopped all other threads. When the last one is freed, gRPC
+    waits for one of its own threads, sometimes forever.
     """
     atexit.unregister(_use_grpc_for_ever)
     atexit.register(_use_grpc_for_ever)
 
 
 def _use_grpc_for_ever() -> None:
-    with contextlib.suppress(RuntimeError):  # nothing is left, and no thread can be started
+    with contextlib.suppress(RuntimeError):  # there are no objects, or no thread can be started
         grpc.aio.init_grpc_aio()
 
 
 def _handlers(
     service: GrpcService, running: RunningCalls
 ) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
-    """Return handlers of bytes: gRPC would log each broken message with a traceback."""
+    """Return handlers of bytes: gRPC logs each broken message with a traceback."""
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         name: grpc.unary_unary_rpc_method_handler(_answering(name, method, running), None, None)
         for name, method in service.methods.items()
@@ -328,7 +327,7 @@ def _answering(name: str, method: Unary, running: RunningCalls) -> Any:
     async def reply(message: bytes, context: _Context) -> bytes:
         running.add(context)
         try:
-            answer: bytes = await method(message, GrpcCall(context))  # which takes no pieces
+            answer: bytes = await method(message, GrpcCall(context))  # a call without pieces
             return answer
         except Exception as error:
             failure = _failure(name, error)
@@ -345,12 +344,12 @@ def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:
         try:
             async with contextlib.aclosing(stream(asked, GrpcCall(context))) as answers:
                 async for message in answers:
-                    await context.write(message)  # yielded, gRPC would log that a peer has left
+                    await context.write(message)  # with `yield`, gRPC logs a peer that has left
             if not asked.is_cut:
                 return
             failure = _failure(name, grpc_error(ClosedError("the server has stopped")))
         except Exception as error:
-            if context.cancelled() or _is_of_grpc(error):  # there is nobody to tell
+            if context.cancelled() or _is_of_grpc(error):  # the client has left
                 return
             failure = _failure(name, error)
         await _abort(context, failure)
@@ -359,16 +358,16 @@ def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:
 
 
 async def _abort(context: _Context, failure: _Failure) -> None:
-    """Answer with a failure. gRPC would log it as an error that the peer has left meanwhile."""
+    """Answer with a failure; do not log a peer that has left."""
     try:
         await context.abort(*failure)
     except Exception as error:
-        if not _is_of_grpc(error):  # but the one by which gRPC ends the method
+        if not _is_of_grpc(error):  # gRPC's own exception ends the method
             raise
 
 
 def _failure(name: str, error: Exception) -> _Failure:
-    """Return the answer to an error of a method: status, text, trailing metadata."""
+    """Return the status, text and trailing metadata for an error of a method."""
     if isinstance(error, GrpcError):
         return error.status, _short(str(error)), error.trailers
     _LOGGER.exception("%s failed", name, exc_info=error)  # a bug in this library
@@ -391,12 +390,12 @@ def trailing(
 
 
 def _is_of_grpc(error: Exception) -> bool:
-    """Return whether an answer was not sent, as its peer has left, or it was too large."""
+    """Return whether gRPC could not send an answer: its peer has left, or it was too large."""
     return type(error).__name__ == _GRPCS_ERROR
 
 
 def _short(text: str) -> str:
-    """Return `text` for a header, where most characters that are no ASCII take three bytes."""
+    """Return `text` short enough for a header, where most non-ASCII characters need three bytes."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= _MAX_DETAILS:
         return data.decode()
@@ -406,8 +405,8 @@ def _short(text: str) -> str:
 class _DepartedPeers(logging.Filter):
     """A filter that drops gRPC's report that a peer left before it received an error.
 
-    The line before has reported the error itself, for example a path that is not text. Nobody can
-    act on the fact that its cause did not wait for the answer.
+    The line before has reported the error itself, for example a path that is not text. The report
+    adds nothing to act on.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

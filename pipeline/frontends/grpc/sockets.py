@@ -1,9 +1,9 @@
-"""GrpcSockets: the sockets of one gRPC server, found in /proc, as gRPC does not hand them out.
+"""GrpcSockets: the sockets of one gRPC server, found in /proc, because gRPC does not expose them.
 
-gRPC has one way to stop, which ends every call that reaches it at that moment with CANCELLED.
-Callers take that for their own doing and do not try elsewhere. Here listening ends first, then each
-caller is sent away when nothing runs on its connection; a call that comes too late finds that
-closed, which is UNAVAILABLE.
+gRPC can only stop in one way, which ends every call that arrives at that moment with CANCELLED.
+Clients take that for their own cancellation and do not try another server. Here listening ends
+first, then each client is sent away when nothing runs on its connection; a later call finds a
+closed connection, which is UNAVAILABLE.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ Peer = tuple[str, int] | None
 
 _POLL_INTERVAL_S = 0.01
 _FOLDER = "/proc/self/fd"
-# HTTP/2: 8 bytes, of kind 7, no flags, on stream 0; whatever came before is worked on; no error.
+# HTTP/2: 8 bytes, type 7 (GOAWAY), no flags, stream 0; earlier requests are processed; no error.
 _GOAWAY = bytes((0, 0, 8, 7, 0, 0, 0, 0, 0)) + b"\x7f\xff\xff\xff" + bytes(4)
-# Python does not touch the flags of a socket that is declared non-blocking: its duplicate shares
+# Python does not change the flags of a socket that is declared non-blocking: a duplicate shares
 # them.
 _AS_IT_IS = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 _INET = (socket.AF_INET, socket.AF_INET6)
-_open_at: Counter[object] = Counter()  # servers of this process, by where they listen
+_open_at: Counter[object] = Counter()  # servers of this process, by port or Unix socket
 
 
 class FoundSocket(NamedTuple):
-    """A socket of this process; its inode tells it from another one that gets its descriptor."""
+    """A socket of this process; its inode distinguishes it from a later one with its descriptor."""
 
     descriptor: int
     inode: int
 
 
 class GrpcSockets:
-    """Finds, and closes, what a gRPC server has opened."""
+    """Finds and closes the sockets of a gRPC server."""
 
     def __init__(self) -> None:
         self._listeners: list[FoundSocket] = []
@@ -50,7 +50,7 @@ class GrpcSockets:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Note which sockets listen afterwards that did not before."""
+        """Note the sockets that begin to listen in the block."""
         before = {entry for entry, _ in _listening()}
         yield
         for entry, place in _listening():
@@ -63,9 +63,9 @@ class GrpcSockets:
     async def stop_listening(self) -> None:
         """Refuse connections from now on.
 
-        The listening socket is replaced by one that nobody knows of: closed, or if the other did
-        not listen, it would be an error to gRPC, which may be about to look for one connection
-        more; and its descriptor would be another file's before long.
+        The listening socket is replaced by one that no client can reach. Closing it, or ending its
+        listening, would be an error for gRPC, which may be about to accept a connection; and its
+        descriptor would soon belong to another file.
         """
         for listener in self._listeners:
             with _taken(listener) as sock:
@@ -80,14 +80,14 @@ class GrpcSockets:
         return [(_peer_of(sock), entry) for entry, sock in _sockets() if _is_at(sock, self._place)]
 
     async def wait_closed(self, timeout_s: float) -> None:
-        """Wait until there is no connection, but no longer than that."""
+        """Wait until there is no connection, at most until `ends`."""
         for _ in range(round(timeout_s / _POLL_INTERVAL_S)):
             if not self.connections():
                 break
             await asyncio.sleep(_POLL_INTERVAL_S)
 
     def forget(self) -> None:
-        """Forget the server, which is gone with all its sockets."""
+        """Forget the server, whose sockets are all closed."""
         if self._listeners:
             self._listeners.clear()
             _open_at[self._place] -= 1
@@ -95,16 +95,18 @@ class GrpcSockets:
 
 def _make_unreachable(listener: FoundSocket) -> None:
     with _taken(listener) as sock, socket.socket(socket.AF_UNIX, _AS_IT_IS) as unreachable:
-        if sock is not None:  # else gRPC has closed it meanwhile, and it may be anybody's
-            unreachable.bind("")  # a name that the system chooses
+        if (
+            sock is not None
+        ):  # otherwise gRPC has closed it, and the descriptor may be another file's
+            unreachable.bind("")  # the system chooses a name
             unreachable.listen(0)
             os.dup2(unreachable.fileno(), listener.descriptor, inheritable=False)
 
 
 def send_away(connection: FoundSocket) -> None:
-    """Send GOAWAY: the peer makes its next calls elsewhere, and closes when it has no more.
+    """Send GOAWAY: the peer makes its next calls elsewhere, and closes after its last call.
 
-    Nothing may run on the connection: of what gRPC sends by itself then, each send is whole frames.
+    Nothing may run on the connection: then each write of gRPC itself is whole frames.
     """
     with _taken(connection) as sock:
         if sock is not None:
@@ -113,15 +115,15 @@ def send_away(connection: FoundSocket) -> None:
 
 
 def end(connection: FoundSocket) -> None:
-    """Shut the sending side down: the peer, told so, closes the connection; gRPC sees that."""
+    """Shut down the sending side: the peer closes the connection, and gRPC sees that."""
     with _taken(connection) as sock:
         if sock is not None:
-            with contextlib.suppress(OSError):  # its peer was first
+            with contextlib.suppress(OSError):  # the peer closed first
                 sock.shutdown(socket.SHUT_WR)
 
 
 def peer_named(name: str) -> Peer:
-    """Return the peer that gRPC calls so, as in "ipv6:[::1]:5000"."""
+    """Return the peer with gRPC's name, for example "ipv6:[::1]:5000"."""
     scheme, _, rest = unquote(name).partition(":")
     host, _, port = rest.rpartition(":")
     if scheme not in ("ipv4", "ipv6") or not port.isdecimal():
@@ -130,7 +132,7 @@ def peer_named(name: str) -> Peer:
 
 
 def _address(host: str) -> str:
-    """Return the one way to write an address: without scope, and IPv4 as such."""
+    """Return the normal form of an address: without scope, and IPv4 as such."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host.partition("%")[0])
         return str(getattr(address, "ipv4_mapped", None) or address)
@@ -138,7 +140,7 @@ def _address(host: str) -> str:
 
 
 def _peer_of(sock: socket.socket) -> Peer:
-    with contextlib.suppress(OSError):  # it has left
+    with contextlib.suppress(OSError):  # the peer has left
         if sock.family in _INET:
             host, port = sock.getpeername()[:2]
             return _address(host), port
@@ -146,8 +148,8 @@ def _peer_of(sock: socket.socket) -> Peer:
 
 
 def _sockets() -> Iterator[tuple[FoundSocket, socket.socket]]:
-    """Yield all stream sockets of this process that have a name, each open until the next."""
-    with contextlib.suppress(FileNotFoundError):  # no /proc: gRPC stops in its own way
+    """Yield all stream sockets of this process with a name, each open until the next."""
+    with contextlib.suppress(FileNotFoundError):  # without /proc gRPC stops in its own way
         for name in os.listdir(_FOLDER):
             with _opened(int(name)) as sock:
                 if sock is None:
@@ -178,7 +180,7 @@ def _is_at(sock: socket.socket, place: object) -> bool:
 
 @contextlib.contextmanager
 def _taken(entry: FoundSocket) -> Iterator[socket.socket | None]:
-    """Yield the socket, if the descriptor is still that one's."""
+    """Yield the socket, if the descriptor still belongs to it."""
     with _opened(entry.descriptor) as sock:
         is_it = sock is not None and os.fstat(sock.fileno()).st_ino == entry.inode
         yield sock if is_it else None
@@ -186,7 +188,7 @@ def _taken(entry: FoundSocket) -> Iterator[socket.socket | None]:
 
 @contextlib.contextmanager
 def _opened(descriptor: int) -> Iterator[socket.socket | None]:
-    """Yield the socket by a second descriptor: gRPC may close the first one meanwhile."""
+    """Yield the socket by a second descriptor: gRPC may close the first one at any time."""
     sock: socket.socket | None = None
     with contextlib.suppress(OSError):
         if os.readlink(f"{_FOLDER}/{descriptor}").startswith("socket:"):

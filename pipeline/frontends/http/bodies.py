@@ -1,4 +1,4 @@
-"""BodyReader: the body of a request over HTTP, whole and unpacked."""
+"""BodyReader: reads the body of an HTTP request, whole and unpacked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WINDOW_BITS = {
 }
 JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"  # curl's default type for every body
-_BINARY = b"inference-header-content-length"  # behind so much JSON, in v2
+_BINARY = b"inference-header-content-length"  # length of the JSON before binary data, in v2
 
 
 def kind_of(content_type: bytes) -> str:
@@ -37,7 +37,7 @@ def is_json(content_type: bytes) -> bool:
 
 
 def is_all_json(headers: Headers) -> bool:
-    """Return whether the body behind these headers is JSON, and nothing else."""
+    """Return whether the body after these headers is only JSON."""
     return _BINARY not in headers and is_json(headers.get(b"content-type", b""))
 
 
@@ -45,8 +45,8 @@ class BodyReader:
     """A reader of bodies.
 
     Args:
-        offload: where large bodies are joined and unpacked.
-        memory: where bodies of a declared length are received.
+        offload: joins and unpacks large bodies.
+        memory: receives bodies of a declared length.
     """
 
     def __init__(self, offload: Offload, memory: MemoryDomain = LOCAL) -> None:
@@ -62,7 +62,7 @@ class BodyReader:
         return copy
 
     async def receive(self, exchange: Exchange, encoding: bytes, limit: SizeLimit) -> Body:
-        """Return the same, where it was received. Raises HttpError."""
+        """Return the same without a copy, in the memory that received it. Raises HttpError."""
         announced = int(exchange.said.get(b"content-length", 0))
         if announced > limit.size:
             raise limit.passed()
@@ -80,7 +80,7 @@ class BodyReader:
         return await self._decompressed(body, encoding, limit) if encoding else body
 
     async def _rest(self, exchange: Exchange, limit: SizeLimit) -> bytes:
-        """Return the body of a request that has not arrived in whole."""
+        """Return the body of a request that is still arriving."""
         pieces: list[bytes] = []
         size = 0
         while piece := await exchange.next_piece():

@@ -1,12 +1,13 @@
-"""HttpConnection: a caller's connection. Plain POSTs stay in the lane, others have a task.
+"""HttpConnection: a client's connection. Plain POSTs use the lane, other requests a task.
 
-The lane leads from bytes to the engine and back without a task, future or parser; HeadMemory says
-whose head leads there. A RequestReader reads what is unusual, such as GET, chunks or half a head,
-and a task answers it by the routes. Large bodies are received where they are to stay, see
-BodyReceiver. Either way one request is served at a time. Those behind it wait as bytes, a caller
-that does not read its answers is not read from, and a request has a time in which it has to come.
+The lane leads from bytes to the engine and back without a task, future or parser; HeadMemory knows
+the heads that lead there. A RequestReader reads anything else, for example GET, chunks or a partial
+head, and a task answers it by the routes. A BodyReceiver receives large bodies in their final
+place. In both cases requests are served one at a time; later ones wait as bytes. The connection
+stops reading from a client that does not read its answers, and limits the time for a request to
+arrive.
 
-Which paths have a lane is up to LaneServices (see `routes`), which frontends add to
+LaneServices (see `routes`) decide which paths have a lane; frontends add them to
 `FrontendContext.lanes`.
 """
 
@@ -36,21 +37,21 @@ from pipeline.proto.slices import SHORT_BYTES
 if TYPE_CHECKING:
     from pipeline.frontends.http.listener import HttpListener
 
-_MAX_AHEAD_BYTES = SHORT_BYTES  # that wait for the request before them; plus one packet
-_LINGER_TIMEOUT_S = 5.0  # for a caller that still sends to see the answer to what it began
+_MAX_AHEAD_BYTES = SHORT_BYTES  # that wait for the previous request; plus one packet
+_LINGER_TIMEOUT_S = 5.0  # so that a client that still sends sees the answer
 _NO_HEAD = AnswerHead()
 
 
 class HttpConnection(UnarySink, asyncio.Protocol):
-    """One connection, and the sink of the request in the lane that is answered on it.
+    """One connection; also the sink of its active request in the lane.
 
     Attributes:
-        listener: what it has in common with others.
-        endpoint: of the request in the lane that is answered; None: there is none.
+        listener: shared by all connections.
+        endpoint: of the active request in the lane, or None.
         request: that request, if the engine has it.
-        is_full: the caller does not read its answers.
+        is_full: the client does not read its answers.
         has_left: the connection is lost.
-        is_held: it is not read from, because there is no room for more.
+        is_held: reading is paused, because there is no room.
     """
 
     __slots__ = (
@@ -70,20 +71,22 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self._heads = listener.heads
         self.endpoint: LaneEndpoint | None = None
         self.request: RequestHandle | None = None
-        self._head: AnswerHead | None = None  # of its answer
-        self._failure: PipelineError | None = None  # that its answer tells; none without a head
-        self._reader: RequestReader | None = None  # of what is not for the lane
+        self._head: AnswerHead | None = None  # of the request's answer
+        self._failure: PipelineError | None = None  # in the request's answer; only with a head
+        self._reader: RequestReader | None = None  # of requests outside the lane
         self._receiver: BodyReceiver | None = None  # of large bodies
-        self._exchange: Exchange | None = None  # the request beside the lane that is answered
-        self._is_busy = False  # one is read by the parser, or is answered: what comes now waits
-        self._is_last = False  # the connection ends with the answer that is given next
-        self._is_ignoring = False  # what comes now, up to the end of the connection
-        self._data = b""  # what came; up to `_at` it is read
+        self._exchange: Exchange | None = None  # the active request outside the lane
+        self._is_busy = False  # a request is being parsed or answered: later bytes wait
+        self._is_last = False  # the connection ends with the next answer
+        self._is_ignoring = False  # all further bytes, until the connection ends
+        self._data = b""  # received bytes; read up to `_at`
         self._at = 0
-        self._needed = 0  # bytes of `_data` that begin with half a request; 0: they do not
-        self._due = 0.0  # on the loop's clock: when a caller that is silent is given up
+        self._needed = (
+            0  # minimum of bytes in `_data` before a partial request is read again; 0: none
+        )
+        self._due = 0.0  # on the loop's clock: when a silent client is disconnected
         self._timer: asyncio.Handle | None = None
-        self._timer_due = 0.0  # uvloop has no `when` of what is due at once
+        self._timer_due = 0.0  # uvloop has no `when` for a timer that is due at once
 
     # What the event loop calls ------------------------------------------------------------
 
@@ -137,7 +140,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     # Requests in the lane -----------------------------------------------------------------
 
     def _take(self) -> None:
-        """Begin the next request, in the lane if all of it is there."""
+        """Begin the next request, in the lane if all of it has arrived."""
         data, at = self._data, self._at
         start = data.find(END, at) + len(END)
         head = self._heads.find(data[at:start])
@@ -175,15 +178,15 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         except Exception as error:
             self.end(error)
         else:
-            if self.endpoint is not None:  # it has not ended by now
+            if self.endpoint is not None:  # it has not ended yet
                 self.request = request
 
     def say(self, head: AnswerHead) -> None:
-        """Take what user code says of the answer's head."""
+        """Note the head that user code set."""
         self._head = head
 
     def fail(self, error: PipelineError) -> None:
-        """Take the error that the answer tells."""
+        """Note the error in the answer."""
         self._failure, self._head = error, error.head or _NO_HEAD
 
     def end(self, answer: Any) -> None:
@@ -193,7 +196,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         try:
             assert endpoint is not None, "a request ends once"
             reply = endpoint.reply(answer, self._failure)
-        except Exception as error:  # a bug in this library: that caller receives it
+        except Exception as error:  # a bug in this library: the client gets an error
             reply = failed_reply(error)
         if self._head is not None:
             reply = _headed(reply, self._head)
@@ -223,13 +226,13 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             self._is_busy = False
 
     def _go_on(self) -> None:
-        """Take the next of the requests that were sent ahead."""
+        """Begin the next pipelined request."""
         if self._is_ignoring:
             return
         self._is_busy = False
         if self._data and not self.is_full and len(self._data) >= self._needed:
             self._take()
-        elif self._is_last and not self._data:  # it was shut down behind the head of that answer
+        elif self._is_last and not self._data:  # shut down after the head of that answer was sent
             self.hang_up()
             return
         self.pace()
@@ -237,12 +240,12 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     # Requests beside the lane -------------------------------------------------------------
 
     def _read(self) -> None:
-        """Have the parser read what has come, to the end of the request at most."""
+        """Parse the received bytes, at most to the end of the request."""
         reader = self._reader
         if reader is None:
             reader = self._reader = RequestReader(self.serve)
-        if not reader.is_inside:  # its first byte
-            if reader.due != self._due:  # the lane has answered one since
+        if not reader.is_inside:  # the first byte of a request
+            if reader.due != self._due:  # the lane has answered a request since
                 reader.pending_bytes = 0
             self._wait(self.listener.read_timeout_s)
             reader.due = self._due
@@ -264,15 +267,15 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self.pace()
 
     def _read_on(self) -> None:
-        """Read on in a request that has not come in whole."""
+        """Continue to read a partial request."""
         if self._is_ignoring:
             self._data = b""
         elif self._reader is not None and self._reader.is_inside:
             self._read()
 
     def receive(self, exchange: Exchange, body: memoryview) -> None:
-        """Have the rest of a body that says its length received there."""
-        if self._reader is not None:  # which has to see no more of it
+        """Receive the rest of a body of a declared length in `place`."""
+        if self._reader is not None:  # which must not see the rest
             self._reader.close()
             self._reader = None
         came, exchange.body = exchange.body, bytearray()
@@ -281,7 +284,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self.pace()
 
     def serve(self, exchange: Exchange) -> None:
-        """Have a request answered by the routes."""
+        """Have the routes answer a request."""
         self._is_busy = True
         self._exchange, exchange.connection = exchange, self
         task = self._loop.create_task(self.listener.app(exchange))
@@ -289,8 +292,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         task.add_done_callback(self.listener.tasks.discard)
 
     def ended(self, exchange: Exchange) -> None:
-        """Go on to the next request, behind the answer of one."""
-        if exchange is not self._exchange:  # the caller has left
+        """Continue with the next request after an answer."""
+        if exchange is not self._exchange:  # the client has disconnected
             return
         self._exchange = None
         if not exchange.keeps_alive:
@@ -300,7 +303,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self._loop.call_soon(self._go_on)
 
     def _refuse(self, error: HttpError) -> None:
-        """Answer with an error, in the place of the request that is read, and hang up."""
+        """Answer the current request with an error, and close the connection."""
         self._ignore()
         if self._exchange is not None:
             self._exchange.body_error = error
@@ -311,7 +314,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self.hang_up(still_sends=True)
 
     def pace(self) -> None:
-        """Read from the caller only while there is room for what it sends."""
+        """Read from the client only while there is room."""
         exchange, is_held = self._exchange, False
         if self._is_ignoring:
             pass
@@ -332,16 +335,16 @@ class HttpConnection(UnarySink, asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is asked on it."""
+        """Return whether no request is active."""
         return not (self._is_busy or self._data)
 
     @property
     def is_last(self) -> bool:
-        """True if the next answer ends the connection: unless more was asked before it."""
+        """Return whether the next answer ends the connection: not if more requests have arrived."""
         return (self._is_last or self.listener.is_draining) and self._data.find(END, self._at) < 0
 
     def shutdown(self) -> None:
-        """End the connection, with its answer if one is asked for."""
+        """End the connection, after the answer to an active request."""
         self._is_last = True
         is_inside = self._reader is not None and self._reader.is_inside
         is_unasked = self._exchange is None and (is_inside or self._is_ignoring)
@@ -351,9 +354,9 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             self._exchange.socket.shutdown()
 
     def hang_up(self, still_sends: bool = False) -> None:
-        """Close; a caller that still sends would be cut off before it sees its answer.
+        """Close; a client that still sends gets time to read its answer.
 
-        Its system throws away what it has not read as soon as we refuse what it sends.
+        Otherwise its system drops unread data as soon as we refuse what it sends.
         """
         self._ignore()
         if not still_sends or self.transport.is_closing():
@@ -364,7 +367,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self._wait(_LINGER_TIMEOUT_S)
 
     def _ignore(self) -> None:
-        """Take nothing that comes from now on."""
+        """Drop all further bytes."""
         self._is_ignoring = self._is_busy = True
         self._data, self._at = b"", 0
         if self._reader is not None:
@@ -374,7 +377,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             self._receiver.stop()
 
     def _wait(self, seconds: float) -> None:
-        """Give the caller up if it says nothing for so long."""
+        """Disconnect a client that is silent for too long."""
         self._due = self._loop.time() + seconds
         if self._timer is None or self._timer_due > self._due:
             if self._timer is not None:
@@ -396,7 +399,9 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         if exchange is not None and exchange.has_more and not self._is_ignoring:
             text = f"the request's body did not arrive within {self.listener.read_timeout_s:g} s"
             self._refuse(HttpError(408, DeadlineError(text)))
-        if exchange is not None or self.endpoint is not None:  # it is we who take that long
+        if (
+            exchange is not None or self.endpoint is not None
+        ):  # the server takes that long, not the client
             self._wait(self.listener.keep_alive_s)
         else:
             self.hang_up()

@@ -1,5 +1,4 @@
-"""Cors: the headers that let browsers use the server from other origins, as in the gateway's
-edge/cors.go."""
+"""Cors: the headers for pages of other origins, the same as in the gateway's edge/cors.go."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Mapping
 from pipeline.config.sections import ANY_ORIGIN, CorsConfig
 from pipeline.frontends.http.routes import Header, WebResponse
 
-_METHODS = b"GET, HEAD, POST"  # what changes models is not for pages
+_METHODS = b"GET, HEAD, POST"  # pages may not change models
 _SHOWN = b"Inference-Header-Content-Length, Retry-After"
 _USUAL = frozenset(
     (
@@ -21,10 +20,10 @@ _ASKED_HEADERS = b"access-control-request-headers"
 
 
 class Cors:
-    """The pages that may ask, and read answers.
+    """The pages that may send requests and read answers.
 
     Args:
-        config: without origins nothing is said.
+        config: without origins there are no headers.
     """
 
     def __init__(self, config: CorsConfig | None = None) -> None:
@@ -37,7 +36,7 @@ class Cors:
             self._always = ((b"vary", b"Origin"),)
 
     def allows(self, origin: str) -> bool:
-        """Return whether a page may ask."""
+        """Return whether a page may send requests."""
         return bool(origin) and (self._is_for_any or origin.lower() in self._origins)
 
     def headers_for(self, headers: Mapping[bytes, bytes]) -> tuple[Header, ...]:
@@ -48,7 +47,7 @@ class Cors:
         return (*self._permission(origin), (b"access-control-expose-headers", _SHOWN))
 
     def preflight(self, method: str, fields: Mapping[bytes, bytes]) -> WebResponse | None:
-        """Return the answer to what a browser asks before a page may ask; None: it does not."""
+        """Return the answer to a browser's preflight request; None: another request."""
         origin = fields.get(b"origin", b"")
         if method != "OPTIONS" or _ASKED_METHOD not in fields:
             return None

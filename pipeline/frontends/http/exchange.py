@@ -1,4 +1,4 @@
-"""Exchange: one request that the routes answer, as its caller sends it, and how it is answered."""
+"""Exchange: one request for the routes, while it arrives and is answered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LENGTH = b"content-length: "
 
 
-@functools.lru_cache(maxsize=64)  # of a second, most answers have the same
+@functools.lru_cache(maxsize=64)  # most answers of one second have the same head
 def head_of(status: int, content_type: bytes, headers: tuple[Header, ...]) -> bytes:
     """Return the head of an answer up to its length."""
     lines = [b"HTTP/1.1 %d %s\r\n" % (status, _phrase_of(status))]
@@ -37,7 +37,7 @@ def head_of(status: int, content_type: bytes, headers: tuple[Header, ...]) -> by
 
 
 def _phrase_of(status: int) -> bytes:
-    """Return the words that go with a status; none for one without, as 499 of a cancelled call."""
+    """Return the reason phrase of a status; empty for unknown ones, for example 499."""
     try:
         return HTTPStatus(status).phrase.encode()
     except ValueError:
@@ -45,25 +45,25 @@ def _phrase_of(status: int) -> bytes:
 
 
 class Exchange:
-    """A request, which may still be coming in, and its answer.
+    """A request, which may still be arriving, and its answer.
 
     Attributes:
-        connection: the connection that it came on.
+        connection: the connection that it arrived on.
         method, path, raw_path, query: of its first line; `path` is decoded.
         fields: its headers, by lower-case names.
-        said: the last value of each.
-        body: the part of it that has come and was not taken.
-        placed: the whole body, if it was received before it was asked for; otherwise None.
-        has_more: more of the body is to come.
-        body_error: why the rest is not going to come.
+        said: the last value of each header.
+        body: the part that has arrived and was not taken.
+        placed: the whole body, if it was received before the endpoint asked for it; otherwise None.
+        has_more: more of the body will arrive.
+        body_error: why the rest of the body will not arrive.
         keeps_alive: the connection continues after the answer.
         is_begun: the head of the answer is sent, so that no other answer is possible.
         given: the answer, if the lane has begun it.
         more_headers: of the answer.
-        status: of the answer; 0: there is none yet.
-        sent_bytes: of its body.
-        task: answers it; cancelled when the caller leaves.
-        socket: what the connection has become; None: it speaks HTTP.
+        status: of the answer; 0: not set yet.
+        sent_bytes: of the answer's body.
+        task: answers the request; cancelled when the client disconnects.
+        socket: the WebSocket that the connection has become; None: it uses HTTP.
     """
 
     connection: HttpConnection
@@ -95,17 +95,17 @@ class Exchange:
     # The body -----------------------------------------------------------------------------
 
     def take_body(self) -> Body | None:
-        """Return the body; None if it has to be awaited."""
+        """Return the body; None if it must be awaited."""
         return None if self.has_more or self.is_expected else self._taken()
 
     async def receive(self, place: memoryview) -> None:
-        """Have a body that says its length received in a place of that size. Raises HttpError."""
+        """Receive a body of a declared length in `place`, which has that size. Raises HttpError."""
         self._expect()
         self.connection.receive(self, place)
         await self._more_until(lambda: not self.has_more)
 
     async def next_piece(self) -> bytes:
-        """Return what comes next of the body; b"": nothing is left. Raises HttpError."""
+        """Return the next piece of the body; b"": the end. Raises HttpError."""
         self._expect()
         await self._more_until(lambda: bool(self.body) or not self.has_more)
         return bytes(self._taken())
@@ -116,14 +116,14 @@ class Exchange:
             self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def _more_until(self, is_there: Callable[[], bool]) -> None:
-        """Wait for more of the body. Raises HttpError: it is not going to come."""
+        """Wait for more of the body. Raises HttpError: it will not arrive."""
         while not is_there():
             if self.body_error is not None:
                 error, self.body_error = self.body_error, None
                 try:
                     raise error
                 finally:
-                    del error  # its traceback leads here: what came would be kept by a cycle
+                    del error  # its traceback refers to this frame: the cycle would keep the body
             if self.connection.has_left:
                 raise asyncio.CancelledError
             await self._news()
@@ -142,12 +142,12 @@ class Exchange:
         await self._awaited
 
     def has_come(self) -> None:
-        """Take note that all of the body has come."""
+        """Note that the whole body has arrived."""
         self.has_more = False
         self.wake()
 
     def wake(self) -> None:
-        """Tell who answers that something of the body has come, or that the caller reads on."""
+        """Wake the task, because more of the body arrived or the client reads again."""
         if self._awaited is not None and not self._awaited.done():
             self._awaited.set_result(None)
 
@@ -180,7 +180,7 @@ class Exchange:
             connection.ended(self)
 
     async def answer_in_pieces(self, reply: WebStream) -> None:
-        """Answer with what comes, each piece as soon as it is there."""
+        """Answer with a stream, each piece as soon as it is ready."""
         connection = self.connection
         async with contextlib.aclosing(reply.pieces) as pieces:
             async for piece in pieces:
@@ -199,7 +199,7 @@ class Exchange:
         connection.ended(self)
 
     def send(self, piece: bytes, head: bytes = b"") -> bool:
-        """Send a short piece of a body that has begun; return whether there is room for more."""
+        """Send a short piece of the answer's body; return whether there is room for more."""
         connection = self.connection
         self.sent_bytes += len(piece)
         if piece:
@@ -216,9 +216,9 @@ class Exchange:
         write(b"\r\n" if is_chunked else b"")
 
     def _begin_pieces(self, reply: WebStream) -> bytes:
-        """Return the head; from here on there is no other answer."""
+        """Return the head of the answer; from here on no other answer is possible."""
         self.is_begun, self.status = True, reply.status
-        self.keeps_alive &= not self.has_more  # nobody is going to read the rest
+        self.keeps_alive &= not self.has_more  # the rest of the body will not be read
         head = self.connection.listener.head(reply, not self.keeps_alive, *self.more_headers)
         if reply.begun is not None:
             reply.begun(self.send)
@@ -226,22 +226,24 @@ class Exchange:
         return head.removesuffix(_LENGTH) + end
 
     async def upgrade(self, reply: WebUpgrade) -> None:
-        """Leave HTTP: from here on the connection is a WebSocket, until it ends."""
+        """Leave HTTP: the connection is a WebSocket until it ends."""
         connection = self.connection
         self.is_begun, self.status, self.keeps_alive = True, HTTPStatus.SWITCHING_PROTOCOLS, False
         self.socket = WebSocket(self, reply.most_bytes)
         connection.transport.write(reply.head)
-        connection.transport.set_protocol(self.socket)  # callers wait for the head: nothing came
+        connection.transport.set_protocol(
+            self.socket
+        )  # clients wait for the head: nothing has arrived
         await reply.talk(self.socket)
         await self.socket.end()
 
     async def _drained(self) -> None:
-        """Wait until the caller has read most of what was written, or has left."""
+        """Wait until the client has read most of the output, or has disconnected."""
         while self.connection.is_full and not self.connection.has_left:
             await self._news()
 
     async def _write_in_slices(self, data: bytes) -> None:
-        """Write as fast as the caller reads, until it leaves."""
+        """Write as fast as the client reads, until it disconnects."""
         connection, view = self.connection, memoryview(data)
         for at in range(0, len(view), SLICE_BYTES):
             await self._drained()

@@ -1,8 +1,8 @@
-"""HeadMemory: where the heads of plain requests lead to, remembered by their bytes.
+"""HeadMemory: the endpoints of plain requests, remembered by the bytes of their heads.
 
-A head is read by httptools, in whole, and only once while the same bytes come again. It leads
-somewhere only if nothing about it is unusual: whatever might be understood in two ways, by us and
-by a proxy before us, is left to the RequestReader, and so is what the lane cannot do.
+httptools reads a head once; later requests with the same bytes reuse the result. Only ordinary
+heads are remembered: any head that this server and a proxy before it could understand differently
+is left to the RequestReader, and so are requests that the lane cannot answer.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from pipeline.proto.slices import SHORT_BYTES
 
 _MAX_KNOWN = 512  # heads
 _MAX_KNOWN_BYTES = 2048  # of each
-_MAX_BYTES = 8192  # of one that is read at all
-# Each line ends in CRLF, and no line continues the one before; nothing in the path is encoded.
+_MAX_BYTES = 8192  # of a head that is read at all
+# Each line ends in CRLF and is not folded; the path has no escapes.
 _SOUND = re.compile(
     rb"POST ((?:/[A-Za-z0-9_.~-]++)++) HTTP/1\.1\r\n(?:[!-9;-~]++:[^\r\n]*+\r\n)*+\r\n"
 )
 _MAX_DIGITS = 9
-_JSON_LENGTH = b"inference-header-content-length"  # in v2, binary data follow the JSON
+_JSON_LENGTH = b"inference-header-content-length"  # in v2, binary data follows the JSON
 # Headers about the connection or the body, and the headers that browsers send.
 _UNUSUAL = frozenset(
     (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"http2-settings", b"te",
      b"trailer", b"keep-alive", b"proxy-connection", b"origin")
 )  # fmt: skip
-# What one caller always says in the same words, and no secret. A head with any other is not kept.
+# Headers that a client repeats unchanged, without secrets. A head with others is not remembered.
 _STEADY = frozenset(
     (b"host", b"user-agent", b"accept", b"accept-encoding", b"accept-language", b"cache-control",
      b"pragma", b"connection", b"content-type", b"content-length",
@@ -47,9 +47,9 @@ _STEADY = frozenset(
 
 
 class Head(NamedTuple):
-    """The head of a plain request: what answers it, and the length of its body.
+    """The head of a plain request: its endpoint, and the length of its body.
 
-    Byte `aligned_at` of the body is one that an array begins with, if it has one.
+    An array of the body begins at byte `aligned_at`, if it has one.
     """
 
     endpoint: LaneEndpoint
@@ -58,12 +58,12 @@ class Head(NamedTuple):
 
 
 class HeadMemory:
-    """The heads that came last, and what finds out about others.
+    """The most recent heads, and the services that read new ones.
 
     Args:
-        services: asked in turn for what answers a path.
-        most_bytes: of a body that is short.
-        most_large_bytes: of one that is not.
+        services: asked in turn for the endpoint of a path.
+        most_bytes: limit of a short body.
+        most_large_bytes: limit of a large body.
     """
 
     def __init__(
@@ -78,7 +78,9 @@ class HeadMemory:
         self._known: dict[bytes, Head] = {}
 
     def find(self, data: bytes) -> Head | None:
-        """Return the head that `data` is, from its first byte to its empty line; None: unusual."""
+        """Return the head that `data` begins with, up to its empty line; None: not an ordinary
+        head.
+        """
         return self._known.get(data) or self._read(data)
 
     def _read(self, data: bytes) -> Head | None:
@@ -100,13 +102,13 @@ class HeadMemory:
         head = Head(endpoint, length, aligned_at(headers))
         if len(data) <= _MAX_KNOWN_BYTES and _STEADY.issuperset(headers):
             if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()  # who sends ever new ones may not make it grow
+                self._known.clear()  # a client that always sends new heads must not make it grow
             self._known[data] = head
         return head
 
 
 def _headers_of(data: bytes) -> Headers | None:
-    """Return the headers of a plain request, as httptools reads them; None: one is unusual."""
+    """Return the headers of a plain request, as httptools reads them; None: not ordinary."""
     request = _Request()
     parser = httptools.HttpRequestParser(request)
     try:
@@ -117,7 +119,7 @@ def _headers_of(data: bytes) -> Headers | None:
     length = headers.get(b"content-length", b"")
     is_plain = (
         request.is_complete
-        and len(headers) == request.count  # none is there twice
+        and len(headers) == request.count  # no header appears twice
         and _UNUSUAL.isdisjoint(headers)
         and headers.get(b"connection", b"keep-alive").lower() == b"keep-alive"
         and parser.should_keep_alive()
@@ -129,13 +131,13 @@ def _headers_of(data: bytes) -> Headers | None:
 
 
 def aligned_at(headers: Headers) -> int:
-    """Return where in a body the first of its arrays begins, as far as the headers say it."""
+    """Return where the first array of a body begins, as far as the headers say so."""
     length = headers.get(_JSON_LENGTH, b"0")
     return int(length) if length.isdigit() and len(length) <= _MAX_DIGITS else 0
 
 
 def _request_of(path: str, headers: Headers) -> WebRequest | None:
-    """Return the request that has a head; None: what it says of its time is wrong."""
+    """Return the request of a head; None: its timeout is invalid."""
     accepts = (headers[b"accept"],) if b"accept" in headers else ()
     try:
         timeout_s = timeout_in(headers.items())
@@ -149,7 +151,7 @@ async def _read_in_line(limit: SizeLimit | None = None) -> bytes:
 
 
 class _Request:
-    """Headers of a request, as httptools tells them."""
+    """Headers of a request, collected from httptools."""
 
     __slots__ = ("count", "headers", "is_complete")
 

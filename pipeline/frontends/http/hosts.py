@@ -1,4 +1,4 @@
-"""Hosts: the names of this server. A web page from elsewhere must neither ask nor look on."""
+"""Hosts: the names of this server. Web pages of other sites must neither send nor read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MAX_SHOWN = 100
 
 
 class Hosts:
-    """The names that this server goes by.
+    """The names of this server.
 
     Args:
-        told: names beside this machine's own, `localhost` and addresses; `.example.com` stands for
-            all names below example.com, `*` for any.
-        cors: the web pages from elsewhere that may ask.
+        told: names in addition to this machine's own, `localhost` and addresses; `.example.com`
+            means all names below example.com, `*` any name.
+        cors: the web pages of other sites that may send requests.
     """
 
     def __init__(self, names: Sequence[str] = (), cors: Cors | None = None) -> None:
@@ -31,7 +31,7 @@ class Hosts:
         self._own: frozenset[str] | None = None
 
     async def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse a request for a name that is not this server's, or by a page from elsewhere.
+        """Refuse a request for another server's name, or from another site's page.
 
         A page whose own name leads here for a moment (DNS rebinding) could read the answers.
 
@@ -49,24 +49,25 @@ class Hosts:
             raise _foreign("a web page from elsewhere may not ask for this")
 
     def check_page(self, method: str, headers: Mapping[bytes, bytes]) -> WebResponse | None:
-        """Refuse what a web page may not ask; return what its browser asked before it asks.
+        """Refuse requests that a web page may not send; return the answer to a preflight request.
 
         Raises:
             HttpError: 403; it says what to configure.
         """
-        is_socket = b"sec-websocket-key" in headers  # of which browsers ask nobody beforehand
+        is_socket = b"sec-websocket-key" in headers  # browsers send no preflight request for these
         if method == "POST" or is_socket:
             kind = b"" if is_socket else headers.get(b"content-type", b"")
             self.check_post(headers[b"origin"], headers.get(b"host", b""), kind)
         return self.cors.preflight(method, headers)
 
     def check_post(self, origin: bytes, host: bytes, content_type: bytes) -> None:
-        """Refuse what a browser lets any web page send, without asking this server.
+        """Refuse a POST that a browser lets any web page send without a preflight request.
 
         Args:
             origin: the page's; programs send none, and are not refused.
-            host: as in the request.
-            content_type: "" for none. With JSON, browsers ask first, and the server refuses.
+            host: from the request.
+            content_type: "": missing. Before JSON browsers send a preflight request, which is
+                refused.
 
         Raises:
             HttpError: 403; it says what to configure.
@@ -91,7 +92,7 @@ class Hosts:
         if self._is_told(name):
             return True
         if self._own is None:
-            self._own = await asyncio.to_thread(_own_names)  # may ask a name server
+            self._own = await asyncio.to_thread(_own_names)  # may query a name server
         return name in self._own
 
     def _is_told(self, name: str) -> bool:
@@ -102,8 +103,7 @@ class Hosts:
 
 
 def _foreign(text: str) -> HttpError:
-    """Return the error for a web page from elsewhere, and for a host name that this server does not
-    have."""
+    """Return the error for another site's web page, or for an unknown host name."""
     return HttpError(403, NoServiceError(text))
 
 

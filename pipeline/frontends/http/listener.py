@@ -1,4 +1,4 @@
-"""HttpListener: the listening socket, and what all its connections have in common."""
+"""HttpListener: the listening socket, and the state that all its connections share."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from pipeline.system.event_loop import waited
 from pipeline.system.resources import most_open_files
 
 _KEEP_ALIVE_S = 75  # between two requests
-_DRAIN_TIMEOUT_S = 0.2  # for the last requests on connections that were kept
-_DRAIN_ROUNDS = 4  # of the loop, in which it reads what has come
+_DRAIN_TIMEOUT_S = 0.2  # for the last requests on idle connections
+_DRAIN_ROUNDS = 4  # of the event loop, to read what has arrived
 
 
 class HttpListener:
@@ -33,16 +33,16 @@ class HttpListener:
     Args:
         app: answers requests.
         read_timeout_s: for a request to arrive, from its first byte to its last.
-        heads: those with which connections go into the lane.
-        access: the log of requests; None: there is none.
-        memory: where large bodies are received.
+        heads: the heads of requests in the lane.
+        access: the log of requests, or None.
+        memory: receives large bodies.
 
     Attributes:
         is_draining: each connection is closed with its next answer.
         lost: set when a connection is closed.
-        connections: the open ones, in the order in which they came.
+        connections: the open ones, the oldest first.
         tasks: the tasks that answer requests.
-        keep_alive_s: for a caller between two requests.
+        keep_alive_s: time between two requests of a client.
         ok_head: the head of an answer in JSON up to its length.
     """
 
@@ -75,7 +75,7 @@ class HttpListener:
         self._closing_idle: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket) -> None:
-        """Accept connections on a socket that listens."""
+        """Accept connections on a listening socket."""
         self._loop = asyncio.get_running_loop()
         self._socket = listener
         self._most = max(1, most_open_files() // 2)
@@ -83,13 +83,14 @@ class HttpListener:
             self.meet, sock=listener, backlog=BACKLOG, start_serving=False
         )
         self._tell_time()
-        await self._server.start_serving()  # to give up the start leaves it to be stopped
+        await self._server.start_serving()  # if this is cancelled, `stop` still closes the server
 
     def meet(self) -> asyncio.Protocol:
         """Return the protocol of a new connection.
 
-        Half of the open files are for connections. One more connection replaces the oldest idle
-        one, and is refused if none is idle: without a free file it would be cut off.
+        Half of the file descriptors are for connections. An additional connection replaces the
+        oldest idle one, and is refused if none is idle: without a free descriptor it would be cut
+        off.
         """
         if len(self.connections) >= self._most:
             idle = next((connection for connection in self.connections if connection.is_idle), None)
@@ -99,7 +100,7 @@ class HttpListener:
         return self._new_connection(self)
 
     def _tell_time(self) -> None:
-        """Write the date of the answers of the second that begins."""
+        """Update the `date` header, once a second."""
         now = time.time()
         self._date = (b"date", formatdate(now, usegmt=True).encode())
         self.ok_head = head_of(200, JSON, (self._date,))
@@ -115,9 +116,9 @@ class HttpListener:
         return b"%b%d\r\n\r\n%b" % (self.head(reply, is_last), reply.size, reply.body)
 
     async def close(self) -> None:
-        """Accept no more; open connections end as when draining, idle ones soon.
+        """Stop accepting; open connections end as when draining, idle ones soon.
 
-        Not at once: what is asked on one may be on its way.
+        Idle connections are not closed at once: a request may be on its way.
         """
         self.is_draining = True
         if self._closed_at is not None or self._server is None or self._socket is None:
@@ -129,9 +130,9 @@ class HttpListener:
         self._closing_idle = self._loop.call_later(_DRAIN_TIMEOUT_S, self._close_idle)
 
     def _close_idle(self, rounds: int = _DRAIN_ROUNDS) -> None:
-        """Close the connections on which nothing is asked; the others end with their answers.
+        """Close idle connections; the others end with their answers.
 
-        First the loop reads what has come: it may have been busy until now.
+        First the event loop reads what has arrived: it may have been busy until now.
         """
         if rounds:
             self._loop.call_soon(self._close_idle, rounds - 1)
@@ -156,12 +157,12 @@ class HttpListener:
         for task in self.tasks:
             task.cancel()
         for connection in list(self.connections):
-            connection.transport.abort()  # its caller does not read its answer
+            connection.transport.abort()  # the client does not read its answer
         self._clock.cancel()
         self._server = None
 
     async def _wait_for_callers(self, ends: float) -> None:
-        """Wait, until then, for what callers sent before they could know that we close."""
+        """Wait, at most until `ends`, for requests that clients sent before they saw the close."""
         while self.connections:
             self.lost.clear()
             if not await waited(self.lost, ends - self._loop.time()):
@@ -175,7 +176,7 @@ class _Refusal(asyncio.Protocol):
         self._listener = listener
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are not subclasses
+        # uvloop's transports are not subclasses
         ours: asyncio.Transport = transport  # type: ignore[assignment]
         ours.write(self._listener.answer(_too_many(), is_last=True))
         ours.close()

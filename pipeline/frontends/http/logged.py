@@ -1,6 +1,6 @@
-"""LoggedConnection: an HttpConnection whose requests are in the access log.
+"""LoggedConnection: an HttpConnection that writes its requests to the access log.
 
-Without a log there are none of these, so that it costs nothing.
+Without a log this class is not used, so that the log costs nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pipeline.tracing.context import HEADER
 if TYPE_CHECKING:
     from pipeline.frontends.http.listener import HttpListener
 
-_CALLER_LEFT = 499  # the status of a request whose caller did not wait for the answer
+_CALLER_LEFT = 499  # status of a request whose client did not wait for the answer
 _TRACE = re.compile(rb"\r\n%b:([^\r\n]*)" % HEADER.encode(), re.IGNORECASE)
 
 
 class LoggedConnection(HttpConnection):
-    """A connection that has its requests written into a log."""
+    """A connection that writes its requests to a log."""
 
     __slots__ = ("_access", "_address", "_asked", "_began")
 
@@ -104,7 +104,7 @@ class LoggedConnection(HttpConnection):
 
 
 class _NotingEndpoint:
-    """An endpoint of one request, which keeps what was replied."""
+    """An endpoint of one request that records the reply."""
 
     def __init__(self, endpoint: LaneEndpoint) -> None:
         self._endpoint = endpoint

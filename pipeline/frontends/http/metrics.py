@@ -1,4 +1,4 @@
-"""Metrics over HTTP: routes of the HTTP port, and a port of their own, `dag.prometheus_port`."""
+"""Metrics over HTTP: routes of the HTTP port, and the separate port `dag.prometheus_port`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from pipeline.observe.snapshot import AskAll, Snapshot
 
 _PATHS = ("/metrics", "/metrics/")
 _OPEN = OPEN_CONTENT_TYPE.partition(b";")[0]
-_MAX_BODY_BYTES = 65536  # nobody has reason to send any
+_MAX_BODY_BYTES = 65536  # clients have no reason to send a body
 
 
 class MetricsRoutes:
-    """`GET /metrics` in Prometheus' text format, or in that of OpenMetrics for who accepts it.
+    """`GET /metrics` in Prometheus' text format, or in OpenMetrics if the client accepts it.
 
     Args:
-        whole: gives the numbers.
+        whole: returns the snapshots.
         by_replica: several processes serve, and each has its own series.
         predecessors: add the `pd_*` counters of Paddle Serving.
-        wanted: families that are there.
-        custom: that the code of models counts in.
+        wanted: the families to show.
+        custom: metrics from the code of models.
     """
 
     def __init__(
@@ -58,7 +58,9 @@ class MetricsRoutes:
             raise not_allowed(request.method, b"GET, HEAD")
         snapshots = await self._whole()
         body = await asyncio.to_thread(self._text, snapshots)  # 9 ms for 10 Ops, a copy
-        body += self._custom.text()  # on the loop, which counts: a thousand lines at most
+        body += (
+            self._custom.text()
+        )  # on the event loop, where they are counted; at most a thousand lines
         kind = CONTENT_TYPE
         if _OPEN in request.headers.get(b"accept", b"").lower():
             body, kind = await asyncio.to_thread(as_openmetrics, body), OPEN_CONTENT_TYPE
@@ -72,7 +74,7 @@ class MetricsRoutes:
 def metrics_server(
     routes: MetricsRoutes, host: str, port: int, is_shared: bool = False
 ) -> HttpFrontend:
-    """Return `dag.prometheus_port`, which has `/metrics` and nothing else."""
+    """Return the server of `dag.prometheus_port`, which has only `/metrics`."""
     only, key = (routes, _NoRoutes()), "dag.prometheus_port"
     return HttpFrontend(
         None, host, port, _MAX_BODY_BYTES, is_shared=is_shared, routes=only, key=key
@@ -80,7 +82,7 @@ def metrics_server(
 
 
 class _NoRoutes:
-    """All other paths of a port that has metrics only."""
+    """Refuses all other paths of a port that has only metrics."""
 
     def endpoint(self, request: WebRequest) -> Endpoint:
         text = f"no such path: {request.path}; this port has metrics only: GET /metrics"

@@ -1,4 +1,4 @@
-"""Pairs: `POST /<name>/<method>` in proto3 JSON, the pipeline's own requests."""
+"""Pairs: `POST /<name>/<method>` in proto3 JSON, the pipeline's own protocol."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _OF_OTHERS = ("", "v2", "api", "v1", "health")
 
 
 class Pairs:
-    """The paths of a pipeline, and what its engine is asked there.
+    """The paths of a pipeline, and the requests to its engine.
 
     Args:
         begin: has a request of `wire` answered with a Response.
         wire: reads and writes JSON.
         limit: of a body.
-        takes_trace: `begin` receives the caller's traceparent.
-        forwarding: the headers that it receives; None: no headers.
+        takes_trace: `begin` receives the client's traceparent.
+        forwarding: the headers for `begin`; None: no headers.
     """
 
     heartbeat_s: ClassVar[float] = 15.0
@@ -62,7 +62,7 @@ class Pairs:
         self.forwarding = forwarding
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Return the endpoint that answers it. Raises HttpError for another method than POST."""
+        """Return the endpoint of a path, or None. Raises HttpError for another method than POST."""
         target = self._found(request)
         if target is None:
             return None
@@ -71,7 +71,7 @@ class Pairs:
         return target.answer
 
     def in_line(self, request: WebRequest) -> PairsEndpoint | None:
-        """Return what answers a POST; None: not a path of these, or a stream is asked for."""
+        """Return the endpoint for a POST; None: another path, or a request for a stream."""
         return None if stream_form(request.accepts) is not None else self._found(request)
 
     def _found(self, request: WebRequest) -> PairsEndpoint | None:
@@ -82,7 +82,7 @@ class Pairs:
 
 
 class PairsEndpoint:
-    """A path with what a head says beside it; see `LaneEndpoint`."""
+    """Endpoint of a path for requests with the same head; see `LaneEndpoint`."""
 
     takes_large: bool = False
 
@@ -106,7 +106,7 @@ class PairsEndpoint:
         return self._begin(request, self._timeout_s, target, sink)
 
     def _told(self, is_large: bool) -> RequestTarget | None:
-        """Return a new copy for each request, since its receiver may change it."""
+        """Return the target of a request, a new copy for each: its receiver may change it."""
         info = None
         if self._headers is not None and self._pairs.forwarding is not None:
             info = self._pairs.forwarding.info(self._headers.items())
@@ -115,7 +115,7 @@ class PairsEndpoint:
         return RequestTarget(traceparent=self._trace, is_large=is_large, info=info)
 
     def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
-        """Return what is written for the answer of an engine, or for what `begin` raised."""
+        """Return the reply for the engine's answer, or for an error of `begin`."""
         if type(answer) is PlainResponse:
             return answer.to_json()
         if isinstance(answer, Response):
@@ -134,7 +134,7 @@ class PairsEndpoint:
         return WebResponse(body=await self._pairs.wire.write_large(answer))
 
     async def answer(self, web: WebRequest) -> WebResponse | WebStream:
-        """Answer a body of any size, with a stream if one is asked for. Raises HttpError."""
+        """Answer a body of any size, with a stream if the client asks for one. Raises HttpError."""
         pairs, form = self._pairs, stream_form(web.accepts) if web.accepts else None
         left_s, names = self._timeout_s, (self._name, self._method)
         try:

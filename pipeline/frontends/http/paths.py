@@ -1,4 +1,4 @@
-"""Paths: endpoints of a frontend that has all paths below one."""
+"""Paths: the endpoints of a frontend with one path prefix."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pipeline.frontends.http.routes import (
 
 
 class PathEndpoint(Protocol):
-    """Answers a request whose path has a name in it; "" where it has none."""
+    """Answers a request; `name` is the path's group of that name, or ""."""
 
     def __call__(self, request: WebRequest, name: str) -> Awaitable[WebReply]: ...
 
 
 class Paths:
-    """The paths that are `below` or beneath it, and what else `endpoints` has.
+    """The paths at and below `below`, and other paths in `endpoints`.
 
     Args:
-        below: such as "/api".
+        below: for example "/api".
         endpoints: (method, answer) by the pattern of a path; the answer gets the pattern's group
-        `name`. A path that takes GET also takes HEAD.
-        refuse: answers where no pattern fits.
+            `name`. A path for GET also accepts HEAD.
+        refuse: answers if no pattern fits.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Paths:
         self._refuse = refuse
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Return the endpoint that answers it; None for paths of others."""
+        """Return the endpoint of a path; None: a path of other routes."""
         for pattern, methods, answer in self._endpoints:
             match = pattern.fullmatch(request.raw_path)
             if match is not None:

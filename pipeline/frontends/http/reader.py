@@ -1,4 +1,4 @@
-"""RequestReader: requests as httptools reads them, one at a time; it refuses anything else."""
+"""RequestReader: reads requests by httptools, one at a time, and refuses anything else."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.frontends.http.routes import Header, HttpError
 END = b"\r\n\r\n"
 """The end of a head, and of a body in chunks."""
 
-_HALVES = (b"\r\n\r", b"\r\n", b"\r")  # of an END, the longest first
+_HALVES = (b"\r\n\r", b"\r\n", b"\r")  # beginnings of an END, the longest first
 _MAX_HEAD_BYTES = 65536
-_TLS = b"\x16\x03"  # the first bytes of its hello
-_PIECES_AT_ONCE = 1000  # of a body in chunks, which takes 3 ms
+_TLS = b"\x16\x03"  # the first bytes of a TLS hello
+_PIECES_AT_ONCE = 1000  # of a body in chunks; reading them takes 3 ms
 
 
 def _not_http(why: str) -> HttpError:
@@ -25,7 +25,7 @@ def _not_http(why: str) -> HttpError:
 
 
 def _check_codings(fields: list[Header]) -> None:
-    """Raise HttpError for a body in a coding that the parser would pass on unchanged."""
+    """Raise HttpError for a transfer coding that the parser would pass on unchanged."""
     codings = [value for name, value in fields if name == b"transfer-encoding"]
     if [coding.lower() for coding in codings] not in ([], [b"chunked"]):
         declared = b", ".join(codings).decode("latin-1")
@@ -35,23 +35,23 @@ def _check_codings(fields: list[Header]) -> None:
 class RequestReader:
     """A reader of the requests on one connection.
 
-    The parser is given no byte behind the end of a request. So a request is parsed when it is its
-    turn, and a second one that the parser finds inside the bytes of the first is refused.
+    The parser gets no byte after the end of a request. So each request is parsed when it is its
+    turn, and a second request that the parser sees inside the bytes of the first is refused.
 
     Args:
-        begin: takes a request when its head is read; the body follows.
+        begin: receives a request when its head is read; the body follows.
 
     Attributes:
-        pending_bytes: of a head, trailers or blank lines, which nobody has taken.
-        due: when the caller is given up, as it was when the reader was last asked.
+        pending_bytes: of a head, trailers or blank lines that are not consumed.
+        due: time limit of the client, at the last call of `read`.
     """
 
     def __init__(self, begin: Callable[[Exchange], None]) -> None:
         self._begin = begin
         self._parser = httptools.HttpRequestParser(self)
-        self._exchange: Exchange | None = None  # which has not come in whole
+        self._exchange: Exchange | None = None  # that is still arriving
         self._target = b""
-        self._left = 0  # bytes of a body that says its length
+        self._left = 0  # bytes left of a body with a declared length
         self.pending_bytes: int = 0
         self.due: float = 0.0
         self._is_headed = False
@@ -59,19 +59,18 @@ class RequestReader:
 
     @property
     def is_inside(self) -> bool:
-        """True if a request has begun and has not come in whole."""
+        """Return whether a request has begun and is not complete."""
         return self._exchange is not None
 
     def close(self) -> None:
-        """Let go of the parser, which refers to the reader."""
+        """Release the parser, which refers to the reader."""
         del self._parser
 
     def read(self, data: bytes, at: int) -> int:
-        """Read on from `at`, to the end of a request at most; return where it has stopped.
+        """Read from `at`, at most to the end of a request; return where it stopped.
 
-        Half of an END is left there, and pieces are left that would take too long.
-
-        Raises HttpError: the request cannot be answered.
+        A partial END stays unread, and so do pieces that would take too long. Raises HttpError: the
+        request cannot be answered.
         """
         if self._exchange is None and data.startswith((b"\r", b"\n"), at):  # blank lines
             start = len(data) - len(data[at:].lstrip(b"\r\n"))
@@ -102,7 +101,7 @@ class RequestReader:
         return at
 
     def _end_of_piece(self, data: bytes, at: int) -> int:
-        """Return the position up to which the parser may read, since no request ends before it."""
+        """Return the place up to which the parser may read, because no request ends before it."""
         if self._left:
             return min(at + self._left, len(data))
         end = data.find(END, at)
@@ -133,9 +132,9 @@ class RequestReader:
         return str(error)
 
     def _decline_upgrade(self, rest: bytes) -> None:
-        """Go on in HTTP/1.1 behind an offer of another protocol, as Java's clients make it.
+        """Continue in HTTP/1.1 after an offer of another protocol, which Java's clients make.
 
-        The parser takes what follows for the other protocol's: a second parser gets the head again
+        The parser takes the next bytes for the other protocol, so a second parser gets the head
         without the offer.
         """
         exchange, method = self._exchange, self._parser.get_method()
@@ -147,7 +146,7 @@ class RequestReader:
         self._feed(b"\r\n".join([*lines, b"", rest]))
 
     def _start(self, exchange: Exchange) -> None:
-        """Hand over a request whose head was read."""
+        """Hand over a request after its head."""
         self._is_begun = True
         exchange.said = headers = dict(exchange.fields)
         if b"transfer-encoding" in headers:
@@ -181,25 +180,25 @@ class RequestReader:
         self._is_headed = self._is_begun = False
 
     def on_url(self, url: bytes) -> None:
-        """Take a piece of the target."""
+        """Add a piece of the target."""
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; trailers are not read."""
+        """Add a header; trailers are ignored."""
         if self._exchange is not None and not self._is_headed:
             self._exchange.fields.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Take the end of the head; behind the request the parser does not know any more."""
+        """End the head; after the request the parser no longer knows it."""
         self._is_headed, self._keeps_alive = True, self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
-        """Take a piece of the body."""
+        """Add a piece of the body."""
         if self._exchange is not None:
             self._exchange.body += data
             self.pending_bytes = 0
 
     def on_message_complete(self) -> None:
-        """Take the end of the request."""
+        """End the request."""
         if self._exchange is not None:
             self._exchange.has_more = False

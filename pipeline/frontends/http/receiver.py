@@ -1,4 +1,4 @@
-"""BodyReceiver: large bodies are received where they are to stay."""
+"""BodyReceiver: receives large bodies in their final place."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from pipeline.frontends.http.connection import HttpConnection
 
 _HEAD_BYTES = 4096
-# Of a body, in one turn of the loop: 1 MiB takes 0.2 ms, for which all other connections wait.
+# Of a body, in one turn of the loop: 1 MiB takes 0.2 ms, and all other connections wait.
 _PIECE_BYTES = 128 * 1024
 
 
 class BodyReceiver(asyncio.BufferedProtocol):
-    """The protocol of a connection while a large body comes, which is read into its place.
+    """The protocol of a connection while a large body arrives; it reads into the body's place.
 
-    A client that has sent a large body usually sends another one: after it only little is read at
-    once, so that the next body does not begin there. After anything else the connection is its own
-    protocol.
+    A client that sent a large body usually sends another one: after it the next read is short, so
+    that the next body does not begin in it. After anything else the connection is its own protocol
+    again.
     """
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self._head = bytearray(_HEAD_BYTES)
-        self._left: memoryview | None = None  # of the place; None: between two bodies
+        self._left: memoryview | None = None  # of the place; None: no body is arriving
         self._done: Callable[[], None] | None = None
-        self._raw_head = b""  # the head of the request in the lane whose body comes
+        self._raw_head = b""  # head of the request in the lane whose body is arriving
 
     def take(self, head: Head, raw_head: bytes, body: memoryview, came: memoryview) -> None:
-        """Begin a request in the lane, with its head as it came, when its body has come in."""
+        """Begin a request in the lane when its body has arrived; `raw_head` is its head."""
         self._raw_head = raw_head
         self.fill(body, came, functools.partial(self._begin, head, body))
 
@@ -54,17 +54,17 @@ class BodyReceiver(asyncio.BufferedProtocol):
         except Exception as error:
             connection.end(error)
         else:
-            if connection.endpoint is not None:  # it has not ended by now
+            if connection.endpoint is not None:  # it has not ended yet
                 connection.request = request
 
     def fill(
         self, body: memoryview, came: bytearray | memoryview, done: Callable[[], None]
     ) -> None:
-        """Receive the rest of a body, of which something came; call `done` then."""
+        """Receive the rest of a body that began in other bytes; call `done` then."""
         size = len(came)
         body[:size] = came
         transport = self._connection.transport
-        if transport.get_protocol() is not self:  # else uvloop registers the socket anew
+        if transport.get_protocol() is not self:  # otherwise uvloop registers the socket again
             transport.set_protocol(self)
         if size == len(body):
             done()
@@ -72,14 +72,14 @@ class BodyReceiver(asyncio.BufferedProtocol):
             self._left, self._done = body[size:], done
 
     def stop(self) -> None:
-        """Let go of the place of a body that has not come in whole."""
+        """Release the place of a body that has not arrived completely."""
         self._left = self._done = None
         self._raw_head = b""
         if not self._connection.has_left:
             self._connection.transport.set_protocol(self._connection)
 
     def give_up(self) -> Exchange | None:
-        """Return the request in the lane whose body does not come, for the routes; None: none."""
+        """Return the request in the lane whose body does not arrive, for the routes, or None."""
         raw_head = self._raw_head
         if not raw_head:
             return None
@@ -97,7 +97,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
                 connection.transport.set_protocol(connection)
         elif nbytes < len(left):
             self._left = left[nbytes:]
-            if nbytes == _PIECE_BYTES:  # uvloop would read the next piece at once
+            if nbytes == _PIECE_BYTES:  # uvloop reads the next piece at once
                 connection.transport.pause_reading()
                 asyncio.get_running_loop().call_soon(self._read_on)
         else:
@@ -120,7 +120,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
 
 
 def _exchange_of(raw_head: bytes) -> Exchange:
-    """Return the request that has a head which was found to be plain; its body is to follow."""
+    """Return the request of a plain head; its body follows."""
     exchanges: list[Exchange] = []
     reader = RequestReader(exchanges.append)
     reader.read(raw_head, 0)

@@ -1,4 +1,4 @@
-"""Routes: what the HTTP frontend serves besides requests to the pipeline, found by path."""
+"""Routes: other paths that the HTTP frontend serves beside requests to the pipeline."""
 
 from __future__ import annotations
 
@@ -52,24 +52,23 @@ class ReadBody(Protocol):
     """Reader of a request's body."""
 
     def __call__(self, limit: SizeLimit | None = None) -> Awaitable[bytes]:
-        """Return the body, inflated; `limit`: another one than `max_message_bytes`.
+        """Return the body, inflated; `limit` replaces `max_message_bytes`.
 
         Raises HttpError: the body is too large, or damaged.
         """
 
 
 Body = bytes | memoryview
-"""A body as it was received; what is on the memory of a view keeps it."""
+"""A received body; a view keeps the memory that it shows."""
 
 
 class WebRequest(msgspec.Struct, frozen=True):
     """One HTTP request.
 
-    `read` gives the body as bytes, `received` also where it lies.
-
-    `path` is decoded, `raw_path` as it came (a `%2F` is no `/` there), `headers` has lower-case
-    names; of several with one name the last counts, but `accepts` has all values of Accept.
-    `timeout_s` is the caller's `Grpc-Timeout`.
+    `read` returns the body as bytes, `received` without a copy. `path` is decoded, `raw_path` is
+    not (a `%2F` there does not separate). `headers` has lower-case names; of several with one name
+    the last counts, but `accepts` has all values of Accept. `timeout_s` is the client's
+    `Grpc-Timeout`.
     """
 
     method: str
@@ -83,12 +82,12 @@ class WebRequest(msgspec.Struct, frozen=True):
     receive: Callable[[], Awaitable[Body]] | None = None
 
     async def received(self) -> Body:
-        """Return the body, inflated, where it lies. Raises HttpError, as `read` does."""
+        """Return the body, inflated, without a copy. Raises HttpError, as `read` does."""
         return await (self.receive or self.read)()
 
 
 def timeout_in(headers: Iterable[Header]) -> float | None:
-    """Return the seconds that a caller gives. Raises PackageError: one of its headers is wrong."""
+    """Return the client's timeout in seconds. Raises PackageError: the header is invalid."""
     timeout_s = None
     for name, value in headers:
         if name == b"grpc-timeout":
@@ -97,7 +96,7 @@ def timeout_in(headers: Iterable[Header]) -> float | None:
 
 
 class WebResponse(msgspec.Struct, frozen=True):
-    """The answer to a WebRequest; what is large of its body, behind the rest, is its `tail`."""
+    """The answer to a WebRequest; `tail` is the large part of the body, after the rest."""
 
     status: int = 200
     body: bytes = b""
@@ -107,14 +106,14 @@ class WebResponse(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Return how many bytes its body has."""
+        """Return the size of its body in bytes."""
         return len(self.body) + sum(view.nbytes for view in self.tail)
 
 
 def with_head(reply: bytes | WebResponse, head: AnswerHead | None) -> WebResponse:
-    """Return an answer, `bytes` are JSON, with the status and the headers that user code says.
+    """Return an answer (`bytes` are JSON) with the status and headers that user code set.
 
-    An answer with the status of an error gets an error's body.
+    An answer that is already an error stays unchanged.
     """
     if isinstance(reply, bytes):
         reply = WebResponse(body=reply)
@@ -127,11 +126,11 @@ def with_head(reply: bytes | WebResponse, head: AnswerHead | None) -> WebRespons
 
 
 class WebStream(msgspec.Struct, frozen=True):
-    """The answer to a WebRequest whose body comes in pieces.
+    """The answer to a WebRequest with a body in pieces.
 
-    The head goes out with the first of them: what `pieces` raises before that is answered as if an
-    Endpoint had raised it. The next piece is asked for when the transport has let the one before
-    it through. `pieces` is closed in any case, when the caller leaves too.
+    The head is sent with the first piece: an error of `pieces` before it is answered as an error of
+    an Endpoint. The next piece is asked for when the transport has accepted the previous one.
+    `pieces` is always closed, also when the client disconnects.
 
     After the head, `begun` receives a function that sends a short piece at once while no other one
     is on its way; it returns whether there is room for more.
@@ -145,9 +144,9 @@ class WebStream(msgspec.Struct, frozen=True):
 
 
 class WebUpgrade(msgspec.Struct, frozen=True):
-    """The answer to a WebRequest that becomes a WebSocket; `head` is all of its head.
+    """The answer to a WebRequest that becomes a WebSocket; `head` is the whole head.
 
-    `talk` talks on it, in messages of `most_bytes`; it is cancelled if the caller goes away.
+    `talk` uses the socket, in messages of `most_bytes`; it is cancelled if the client disconnects.
     """
 
     head: bytes
@@ -159,41 +158,41 @@ WebReply = WebResponse | WebStream | WebUpgrade
 """Answer of an Endpoint."""
 
 Endpoint = Callable[[WebRequest], Awaitable[WebReply]]
-"""Answers a request; it is cancelled if the caller goes away."""
+"""Answers a request; it is cancelled if the client disconnects."""
 
 
 class Routes(Protocol):
-    """Some paths of the HTTP port; `POST /<name>/<method>` is never one of them."""
+    """Paths of the HTTP port; `POST /<name>/<method>` is never one of them."""
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Return the endpoint that answers it; None for paths of others."""
+        """Return the endpoint of a path; None: a path of other routes."""
 
 
 class HandOverError(Exception):
-    """A request that the lane leaves to the routes, as if nobody had looked at it."""
+    """A request that the lane leaves to the routes, which handle it from the start."""
 
 
 LaneReply = bytes | WebResponse | Awaitable[WebResponse]
 """The answer to a request in the lane: `bytes` are JSON with status 200.
 
-The awaited answer is too large to be made on the event loop: the connection leaves the lane, and
-the answer may raise what an Endpoint may.
+An awaitable answer is too large for the event loop: the connection leaves the lane, and the answer
+may raise what an Endpoint may.
 """
 
 
 async def whole(reply: LaneReply, head: AnswerHead | None = None) -> WebResponse:
-    """Return a reply of the lane outside of it, with what user code says of its head."""
+    """Return a reply of the lane as a WebResponse, with the head that user code set."""
     return with_head(reply if isinstance(reply, bytes | WebResponse) else await reply, head)
 
 
 class LaneEndpoint(Protocol):
-    """Answers a request of the lane: bytes of its body, what the engine makes of it, bytes.
+    """Answers requests of the lane: body to engine, and the engine's answer to bytes.
 
-    One object answers all requests whose heads are the same bytes: it keeps nothing of a request,
-    and looks up what may change, such as a model, when it is asked.
+    One object answers all requests with the same head: it keeps nothing of a request, and looks up
+    anything that may change, for example a model, for each request.
 
     Attributes:
-        takes_large: whether there may be bodies of more than SHORT_BYTES, which are a view then.
+        takes_large: bodies may be larger than SHORT_BYTES, and are then views.
     """
 
     @property
@@ -202,31 +201,29 @@ class LaneEndpoint(Protocol):
     def begin(self, body: Any, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request, whose answer goes to the sink.
 
-        `body` is bytes, or a view of where a large one lies: then nothing here depends on its
-        size. Raises HandOverError before anything is begun. What else it raises is the answer:
-        `reply` is asked what to say.
+        `body` is bytes, or a view of a large body: then the work here does not depend on its size.
+        Raises HandOverError before anything has begun. `reply` answers any other error.
         """
 
     def reply(self, answer: Any, failure: PipelineError | None) -> LaneReply:
-        """Return what is written for what the sink was given, or for what `begin` raised.
+        """Return the reply for the answer that the sink got, or for an error of `begin`.
 
-        `failure` is the error that the sink was given before an answer that tells it.
+        `failure` is the error that the sink got before an answer that reports it.
         """
 
 
 class LaneService(Protocol):
-    """Some paths whose plain POSTs need no task, see `frontends.http.connection`."""
+    """Paths whose plain POSTs need no task, see `frontends.http.connection`."""
 
     def in_line(self, request: WebRequest) -> LaneEndpoint | None:
-        """Return what answers a POST; None: not its path, or it is for the routes.
+        """Return the endpoint for a POST; None: another path, or a request for the routes.
 
-        The path has nothing in it that would have to be decoded, and no query. The body cannot be
-        read here.
+        The path has no escapes and no query. The body cannot be read here.
         """
 
 
 class HttpError(Exception):
-    """A request that is answered with an HTTP status of its own."""
+    """A request that is answered with its own HTTP status."""
 
     def __init__(self, status: int, error: PipelineError, *headers: Header) -> None:
         super().__init__(str(error))
@@ -236,13 +233,13 @@ class HttpError(Exception):
 
 
 def not_allowed(method: str, allowed: bytes) -> HttpError:
-    """Return the error for a method that a path does not have; `allowed`: b"GET, HEAD"."""
+    """Return the error for a method that a path does not allow; `allowed`: b"GET, HEAD"."""
     error = NotImplementedByOpError(f"method {method} is not allowed here: use {allowed.decode()}")
     return HttpError(405, error, (b"allow", allowed))
 
 
 def error_body(error: PipelineError) -> bytes:
-    """Return the body of an answer that is an error: a Response, like any other."""
+    """Return the body of an error: a Response in JSON."""
     return jsonpb.response_to_json(pack_error(ChannelData(-1, error=error)))
 
 

@@ -1,4 +1,4 @@
-"""HttpFrontend: `POST /<name>/<method>` in proto3 JSON, health, and the routes of others."""
+"""HttpFrontend: `POST /<name>/<method>` in proto3 JSON, health, and routes of other frontends."""
 
 from __future__ import annotations
 
@@ -53,30 +53,30 @@ HEALTH = ("/health", "/healthz")
 
 
 class HttpFrontend:
-    """An HTTP server for an engine at `host:port`, and for the routes of others.
+    """An HTTP server for an engine at `host:port`, and for the routes of other frontends.
 
     Args:
         begin: has a Request answered with a Response; None: there are only routes.
-        host, port, is_shared, key: see `listen.bind`; after `start`, `port` is the real one.
+        host, port, is_shared, key: see `listen.bind`; after `start`, `port` is the actual one.
         max_message_bytes: limit of a request's body, unpacked.
         read_timeout_s: for a request to arrive, from its first byte to its last.
         routes: asked in turn for every path but `/<name>/<method>`.
-        takes_trace: `begin` receives the caller's traceparent.
-        forwarding: the headers that it receives; None: no headers.
-        offload: where large bodies are read and written; its owner stops it.
+        takes_trace: `begin` receives the client's traceparent.
+        forwarding: the headers for `begin`; None: no headers.
+        offload: reads and writes large bodies; its owner stops it.
         limits: of JSON.
-        hosts: the names that the server goes by.
-        is_plain: `begin` takes a PlainRequest where a Request stands.
-        lanes: of paths of others that have one.
-        access: the log of requests; None: there is none.
-        memory: where large bodies are received.
-        error_forms: the answers to requests that ended in an error, by the path above theirs.
+        hosts: the names of the server.
+        is_plain: `begin` accepts a PlainRequest instead of a Request.
+        lanes: lanes of other frontends' paths.
+        access: the log of requests, or None.
+        memory: receives large bodies.
+        error_forms: the answers to failed requests, by path prefix.
 
     Attributes:
-        heads: the ones whose requests need no task.
+        heads: heads of requests that need no task.
     """
 
-    pipeline_has_lane: ClassVar[bool] = True  # tests hold both ways to the same answers
+    pipeline_has_lane: ClassVar[bool] = True  # tests compare the answers with and without it
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class HttpFrontend:
     # Life -------------------------------------------------------------------------------
 
     async def start(self, is_ready: bool = False) -> None:
-        """Bind and listen. InitError names an address that is in use."""
+        """Bind and listen. Raises InitError if the address is in use."""
         self._is_ready = is_ready
         self._loop = asyncio.get_running_loop()
         listener = self._bind()
@@ -132,31 +132,33 @@ class HttpFrontend:
         await self._listener.start(listener)
 
     async def set_ready(self, ready: bool) -> None:
-        """Answer `GET /health/ready` so from now on."""
+        """Set the answer to `GET /health/ready`."""
         self._is_ready = ready
 
     async def drain(self) -> None:
-        """Say not ready; each connection ends with the answer that it is given next."""
+        """Report the server as not ready; each connection ends with its next answer."""
         self._is_ready = False
         self._listener.is_draining = True
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Stop accepting connections; open ones end as when draining, idle ones soon.
 
-        Not at once: what is asked on one may be on its way.
+        Idle connections are not closed at once: a request may be on its way.
         """
         await self.drain()
         await self._listener.close()
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """End all connections; call `close` first and let the requests be answered."""
+        """End all connections; call `close` first, so that requests are answered."""
         await self._listener.stop(grace_s)
 
     # Requests ---------------------------------------------------------------------------
 
     async def _answer(self, exchange: Exchange) -> None:
         """Answer a request."""
-        exchange.task = asyncio.current_task(self._loop)  # without the loop it asks the kernel
+        exchange.task = asyncio.current_task(
+            self._loop
+        )  # without the argument it looks up the loop by a system call
         try:
             reply = await self._reply(exchange)
             if isinstance(reply, WebStream):
@@ -166,12 +168,12 @@ class HttpFrontend:
                 await exchange.upgrade(reply)
                 return
         except asyncio.CancelledError:
-            if exchange.connection.has_left:  # there is nobody to answer
+            if exchange.connection.has_left:  # the client has disconnected
                 return
-            exchange.keeps_alive = False  # there is no more time for it
+            exchange.keeps_alive = False  # its time is over
             stopped = HttpError(503, ClosedError("the server has stopped"))
             reply = self._failed(exchange, stopped)
-        # also a bug in this library or in a test double: that caller receives it
+        # also a bug in this library or in a test double: the client gets an error
         except Exception as error:
             reply = self._failed(exchange, error)
         finally:
@@ -182,7 +184,7 @@ class HttpFrontend:
                 return
         except Exception as error:  # a bug in this library
             _LOGGER.exception("%s %s failed", exchange.method, exchange.path, exc_info=error)
-        exchange.connection.hang_up()  # its caller sees that there is no whole answer
+        exchange.connection.hang_up()  # the client sees that the answer is incomplete
 
     def _failed(self, exchange: Exchange, error: Exception) -> WebResponse:
         """Return the answer to a request that ended in an error, in the form of its API."""
@@ -196,7 +198,7 @@ class HttpFrontend:
         """Return the answer to a request."""
         headers, path = exchange.said, exchange.path
         exchange.more_headers = self._hosts.cors.headers_for(headers)
-        if b"origin" in headers:  # a program says none
+        if b"origin" in headers:  # programs send no Origin
             preflight = self._hosts.check_page(exchange.method, headers)
             if preflight is not None:
                 exchange.more_headers = ()
@@ -212,13 +214,13 @@ class HttpFrontend:
         return await self._route(exchange)
 
     async def _route(self, exchange: Exchange) -> WebReply:
-        """Return the answer of the routes that the path belongs to."""
+        """Return the answer of the routes with the path."""
         headers = exchange.said
         encoding = (
             headers.get(b"content-encoding", b"").strip(b" \t").lower()
-        )  # the parser keeps them
+        )  # the parser keeps the originals
         encoding = b"" if encoding == b"identity" else encoding
-        # A packed body is not unpacked beyond the size that its reader would take.
+        # A packed body is unpacked only up to the size that its reader accepts.
         usual = self._json_limit if encoding and is_all_json(headers) else self._limit
 
         async def read(limit: SizeLimit | None = None) -> bytes:

@@ -19,9 +19,9 @@ _TYPES = {
 
 
 def safe_headers(pictures: bytes = b"'self'") -> tuple[Header, ...]:
-    """Return headers by which all comes from this server, nothing inline, and in no frame.
+    """Return headers that allow only content from this server, nothing inline, and no frame.
 
-    `pictures`: where they may come from.
+    `pictures`: allowed sources of pictures.
     """
     policy = (
         b"default-src 'none'; script-src 'self'; style-src 'self'; img-src %s; "
@@ -36,7 +36,7 @@ def safe_headers(pictures: bytes = b"'self'") -> tuple[Header, ...]:
 
 
 def files_in(folder: Path, headers: tuple[Header, ...]) -> Mapping[str, WebResponse]:
-    """Return the files of a page by name. They are small."""
+    """Return the files of a page by name. The files are small."""
     return {path.name: _read(path, headers) for path in folder.iterdir() if path.suffix in _TYPES}
 
 
@@ -48,7 +48,7 @@ def _read(path: Path, headers: tuple[Header, ...]) -> WebResponse:
 
 
 def unless_known(file: WebResponse, request: WebRequest) -> WebResponse:
-    """Return a file, or 304 for who has it."""
+    """Return a file, or 304 if the client has it."""
     if (b"etag", request.headers.get(b"if-none-match")) in file.headers:
         return msgspec.structs.replace(file, status=304, body=b"")
     return file

@@ -1,4 +1,4 @@
-"""Streams over HTTP: answers part by part, as server-sent events or as lines of JSON."""
+"""Streams over HTTP: answers in parts, as server-sent events or as lines of JSON."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ from pipeline.proto.slices import SHORT_BYTES
 
 _PATH_HEADERS: tuple[Header, ...] = (
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would keep parts until it has many
+    (b"x-accel-buffering", b"no"),  # otherwise nginx buffers parts
 )
 _JSON_TYPE = "application/json"
 _Q = re.compile(r"0(\.[0-9]*)?|1(\.0*)?")
 
 
 Write = Callable[[Any, PipelineError | None], bytes | Awaitable[bytes]]
-"""Makes the JSON of an answer, at once where that is short; or of the error that it tells.
+"""Makes the JSON of an answer, at once if it is short, or of an error.
 
-Raises PipelineError for an answer that is too large, and HttpError for another object, or for an
-error that has a status.
+Raises PipelineError for an answer that is too large; HttpError for another object, or for an error
+with a status.
 """
 
 WriteShort = Callable[[Any], bytes | None]
-"""Makes the JSON of a part that is known to be short; None: `Write` has to look at it."""
+"""Makes the JSON of a short part; None: `Write` has to make it."""
 
 
 class StreamForm(msgspec.Struct, frozen=True):
-    """The form of a body that comes in parts, each of which is JSON without a line break.
+    """The form of a body in parts, each of which is JSON without a line break.
 
-    `end` says that all went well, `heartbeat` that the server is alive; b"": this form says it
-    not.
+    `end` marks success, `heartbeat` that the server is alive; b"": the form has no such mark.
     """
 
     content_type: bytes
@@ -49,11 +48,11 @@ class StreamForm(msgspec.Struct, frozen=True):
     heartbeat: bytes = b""
 
     def part(self, body: bytes) -> tuple[bytes, ...]:
-        """Return the pieces that a part is written in; what is large is not copied."""
+        """Return the pieces of a part; large data is not copied."""
         return self._framed(self.part_head, body)
 
     def error(self, body: bytes) -> tuple[bytes, ...]:
-        """Return the pieces that an error is written in, which ends the stream."""
+        """Return the pieces of an error, which ends the stream."""
         return self._framed(self.error_head, body)
 
     def _framed(self, head: bytes, body: bytes) -> tuple[bytes, ...]:
@@ -66,7 +65,7 @@ EVENTS = StreamForm(
     part_head=b"data: ",
     error_head=b"event: error\ndata: ",
     tail=b"\n\n",
-    end=b"event: end\ndata: {}\n\n",  # browsers are not told of an event without data
+    end=b"event: end\ndata: {}\n\n",  # browsers ignore an event without data
     heartbeat=b": heartbeat\n\n",
 )
 LINES = StreamForm(content_type=b"application/x-ndjson", part_head=b"", error_head=b"", tail=b"\n")
@@ -74,10 +73,10 @@ _FORMS = {form.content_type.decode(): form for form in (EVENTS, LINES)}
 
 
 def stream_form(accepted: Iterable[bytes]) -> StreamForm | None:
-    """Return the form of the stream that the values of Accept ask for; None: one answer in JSON.
+    """Return the form of the stream that Accept asks for; None: one answer in JSON.
 
-    A stream is only for who names its type: ranges like `*/*` stand for JSON. Of several the one
-    with the highest q is taken, and of equal ones that which is named first; ranges come last.
+    The client must name the form's type: ranges like `*/*` mean JSON. The type with the highest q
+    counts; of equal ones the first, with ranges last.
     """
     best: StreamForm | None = None
     best_q = 0.0
@@ -94,7 +93,7 @@ def stream_form(accepted: Iterable[bytes]) -> StreamForm | None:
 
 
 def _quality(parameters: Iterable[str]) -> float:
-    """Return the q of a media range; 1 if it has no valid one."""
+    """Return the q of a media range; 1 if it is missing or invalid."""
     for parameter in parameters:
         name, _, value = parameter.partition("=")
         if name.strip() == "q" and _Q.fullmatch(value.strip()):
@@ -107,12 +106,12 @@ def stream_in(
     pieces: AsyncGenerator[bytes, None],
     begun: Callable[[Callable[[bytes], bool]], None] | None = None,
 ) -> WebStream:
-    """Return the stream of pieces that have a form."""
+    """Return a stream of pieces in a form."""
     return WebStream(pieces, form.content_type, _PATH_HEADERS, begun=begun)
 
 
 def stream_of_error(error: PipelineError, form: StreamForm) -> WebStream:
-    """Return the stream that an error is, which the plain door answers with status 200."""
+    """Return a stream with only an error, which has status 200 outside streams."""
     return stream_in(form, _error(error, form))
 
 
@@ -122,15 +121,15 @@ async def _error(error: PipelineError, form: StreamForm) -> AsyncGenerator[bytes
 
 
 class StreamedAnswer(PartsReader):
-    """The answer that a reader is given, as a body in a form.
+    """An answer in parts, as a body in a form.
 
-    A part that is short goes out as it comes, if all before it is on its way and there is room.
+    A short part is sent at once if every part before it is sent and there is room.
 
     Args:
         form: of the body.
         write: makes the JSON of an answer.
-        write_short: makes that of a short part.
-        heartbeat_s: how long nothing may be sent.
+        write_short: makes the JSON of a short part.
+        heartbeat_s: maximum silence before a heartbeat.
         write_error: makes the JSON of an error.
     """
 
@@ -150,12 +149,12 @@ class StreamedAnswer(PartsReader):
         self._write_error = write_error
         self._send: Callable[[bytes], bool] | None = None
         self._has_begun = False
-        self._untaken = 0  # parts that were sent, and left no room for others
-        self._sent_at = 0.0  # the last piece, on the loop's clock
+        self._untaken = 0  # parts that were sent and filled the connection's buffer
+        self._sent_at = 0.0  # time of the last piece, on the loop's clock
         self._timer: asyncio.TimerHandle | None = None
 
     def stream(self) -> WebStream:
-        """Return it; the request has begun, and is cancelled if the caller leaves."""
+        """Return the stream of the begun request; it is cancelled if the client disconnects."""
         return stream_in(self._form, self._pieces(), self._take_way)
 
     def _take_way(self, send: Callable[[bytes], bool]) -> None:
@@ -174,7 +173,7 @@ class StreamedAnswer(PartsReader):
             self._wake()
 
     def _short(self, answers: Sequence[Any]) -> bytes:
-        """Return the piece of parts that are all short; b"": one is not."""
+        """Return the piece of parts that are all short; b"": one is not short."""
         form, write, piece = self._form, self._write_short, b""
         try:
             for answer in answers:
@@ -187,14 +186,14 @@ class StreamedAnswer(PartsReader):
         return piece
 
     async def _pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the body: a part counts as taken when the piece behind it is asked for."""
+        """Yield the body; a part counts as taken when the next piece is asked for."""
         form = self._form
         self._watch()
         try:
             while not self.has_ended or self.parts:
                 is_there = await self.wait()
                 if self._untaken:
-                    yield b""  # comes back when there is room
+                    yield b""  # continues when there is room
                     self.took_part(self._untaken)
                     self._untaken = 0
                 elif not is_there:
@@ -214,7 +213,7 @@ class StreamedAnswer(PartsReader):
                 yield piece
         except (PipelineError, HttpError) as error:
             if isinstance(error, HttpError):
-                if not self._has_begun:  # it has a status of its own
+                if not self._has_begun:  # the error has its own status
                     raise
                 error = error.error
             for piece in form.error(self._write_error(error)):
@@ -225,7 +224,7 @@ class StreamedAnswer(PartsReader):
             self.cancel()
 
     def _watch(self) -> None:
-        """Have a heartbeat sent whenever nothing was for so long."""
+        """Have a heartbeat sent if nothing was sent for `heartbeat_s`."""
         self._loop = asyncio.get_running_loop()
         self._sent_at = self._loop.time()
         if self._form.heartbeat:
@@ -241,9 +240,9 @@ class StreamedAnswer(PartsReader):
     async def _written(
         self,
     ) -> tuple[Sequence[bytes], int, PipelineError | HttpError | None]:
-        """Write the parts that are there, which go together if they are small.
+        """Write the waiting parts; join small ones.
 
-        Returns their pieces, how many parts these are, and why the next one cannot be written.
+        Returns the pieces, the number of parts in them, and why the next part cannot be written.
         """
         parts, head, tail = self.parts, self._form.part_head, self._form.tail
         pieces: list[bytes] = []
@@ -262,9 +261,9 @@ class StreamedAnswer(PartsReader):
         return [b"".join(pieces)] if pieces and size <= SHORT_BYTES else pieces, count, failure
 
     async def _last(self) -> tuple[bytes, ...]:
-        """Return the pieces behind the last part: an end, an error, or the one answer and an end.
+        """Return the pieces after the last part: an end, an error, or the only answer and an end.
 
-        Raises HttpError for an error that has a status.
+        Raises HttpError for an error with a status.
         """
         answer, form, failure = self.last, self._form, self.failure
         if answer is None:

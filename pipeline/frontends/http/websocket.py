@@ -21,21 +21,21 @@ MORE, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 DONE, GOING_AWAY, PROTOCOL, NOT_UTF8, POLICY, TOO_BIG = 1000, 1001, 1002, 1007, 1008, 1009
 
 MOST_BYTES = 16 * 2**20
-"""Of a message: what is larger is for a POST, whose body is received where it is to stay."""
+"""Limit of a message: use a POST for a larger one, which is received in its final place."""
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _FIN, _RESERVED, _MASKED = 0x80, 0x70, 0x80
 _MOST_CONTROL_BYTES = 125
-_MOST_QUEUED = 16  # messages that wait to be taken
-_MOST_FRAMES = 64  # that are read in a round of the loop
+_MOST_QUEUED = 16  # messages that wait for the coroutine
+_MOST_FRAMES = 64  # read in one round of the event loop
 _PING_S = 20.0
-_CLOSE_S = 5.0  # for a caller to answer our close
+_CLOSE_S = 5.0  # for the client to answer our close
 _CODES_OF_CALLERS = (*range(1000, 1004), *range(1007, 1015), *range(3000, 5000))
 _UPGRADE = (b"upgrade", b"websocket")
 
 
 def accepted(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return the head that accepts a caller's offer. Raises HttpError: it makes none."""
+    """Return the head that accepts an upgrade. Raises HttpError: it is not a valid upgrade."""
     tokens = {token.strip() for token in headers.get(b"connection", b"").lower().split(b",")}
     key = headers.get(b"sec-websocket-key", b"")
     if not key or b"upgrade" not in tokens:
@@ -61,14 +61,14 @@ def accepted(headers: Mapping[bytes, bytes]) -> bytes:
 
 
 class WebMessage(NamedTuple):
-    """A whole message, or a control frame: TEXT, BINARY, PING, PONG or CLOSE; or MORE: neither."""
+    """A whole message, or a control frame: TEXT, BINARY, PING, PONG or CLOSE; MORE: incomplete."""
 
     kind: int
     data: bytes
 
 
 class WebSocketError(Exception):
-    """A caller broke the protocol; `code` is what its connection is closed with."""
+    """The client broke the protocol; `code` is the close code."""
 
     def __init__(self, code: int, why: str) -> None:
         super().__init__(why)
@@ -76,26 +76,25 @@ class WebSocketError(Exception):
 
 
 class WebSocketReader:
-    """Reader of the frames of a caller, as their bytes come.
+    """Reader of a client's frames.
 
-    Each call of `take` does work for the bytes that it was given, not for those of a message.
+    The work of each call of `take` depends on its bytes, not on the size of the message.
 
     Args:
-        most_bytes: of one message.
+        most_bytes: limit of one message.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._came = bytearray()
-        self._kind = MORE  # of the message that is not whole; MORE: there is none
+        self._kind = MORE  # kind of the incomplete message; MORE: there is none
         self._message = bytearray()
         self._frame: _Frame | None = None
 
     def take(self, data: bytes) -> Iterator[WebMessage]:
-        """Yield the messages that each frame completes; a caller that stops early continues with no
-        data.
+        """Yield each complete message; a caller that stops early continues with no data.
 
-        Raises WebSocketError, behind which nothing more is read.
+        Raises WebSocketError; nothing is read after it.
         """
         self._came += data
         while True:
@@ -120,7 +119,7 @@ class WebSocketReader:
                 yield WebMessage(MORE, b"")
 
     def _head(self) -> _Frame | None:
-        """Return the frame that begins; None: its head is not whole."""
+        """Return the frame that begins; None: its head is incomplete."""
         came = self._came
         if len(came) < 2:
             return None
@@ -158,7 +157,7 @@ class WebSocketReader:
 
 
 class _Frame:
-    """A frame that comes in."""
+    """A frame that is arriving."""
 
     def __init__(self, kind: int, is_last: bool, size: int, mask: bytes) -> None:
         self.kind = kind
@@ -168,18 +167,18 @@ class _Frame:
         self._mask = mask
 
     def unmasked(self, piece: bytes) -> bytes:
-        """Return the next piece of the payload as it was meant."""
+        """Return the next piece of the payload, unmasked."""
         size, mask = len(piece), self._mask
         self.left -= size
         at = size % 4
-        self._mask = mask[at:] + mask[:at]  # where the next piece begins
+        self._mask = mask[at:] + mask[:at]  # for the next piece
         key = (mask * (size // 4 + 1))[:size]
         plain = int.from_bytes(piece, "little") ^ int.from_bytes(key, "little")
         return plain.to_bytes(size, "little")
 
 
 def frame(kind: int, data: bytes, is_last: bool = True) -> bytes:
-    """Return a frame of a server, which is not masked."""
+    """Return a server's frame, which has no mask."""
     size, first = len(data), kind | (_FIN if is_last else 0)
     if size < 126:
         return bytes((first, size)) + data
@@ -189,7 +188,7 @@ def frame(kind: int, data: bytes, is_last: bool = True) -> bytes:
 
 
 def _close_code(data: bytes) -> int:
-    """Return the code that a caller closes with. Raises WebSocketError."""
+    """Return the code of a client's close. Raises WebSocketError."""
     if not data:
         return DONE
     code = int.from_bytes(data[:2])
@@ -203,15 +202,15 @@ def _close_code(data: bytes) -> int:
 
 
 class WebSocket(asyncio.Protocol):
-    """A connection that has left HTTP, for the coroutine that talks on it.
+    """A connection that has left HTTP, for the coroutine that uses it.
 
     Args:
-        exchange: the request that asked for it.
-        most_bytes: of a message of the caller.
-        ping_s: a caller is pinged so often, and given up when it has said nothing for twice that.
+        exchange: the request for the upgrade.
+        most_bytes: limit of a client's message.
+        ping_s: interval of pings; a client that is silent for twice that time is disconnected.
 
     Attributes:
-        is_last: the server stops: no further request is taken.
+        is_last: the server stops: no further request is accepted.
     """
 
     def __init__(self, exchange: Exchange, most_bytes: int, ping_s: float = _PING_S) -> None:
@@ -222,16 +221,16 @@ class WebSocket(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._frames = WebSocketReader(most_bytes)
         self._messages: deque[WebMessage] = deque()
-        self._news = asyncio.Event()  # for who receives
+        self._news = asyncio.Event()  # for the receiver
         self._room = asyncio.Event()  # for the senders
         self._room.set()
         self._sending = asyncio.Lock()
-        self._has_left = False  # the caller has closed, or is not listened to any more
-        self._is_closing = False  # a close was sent
-        self._is_closed = False  # and one came, or is not waited for
-        self._is_held = False  # the caller is not read from
-        self._has_unread = False  # frames came that wait for a turn
-        self._next: asyncio.Handle | None = None  # that turn
+        self._has_left = False  # the client has closed, or its frames are ignored now
+        self._is_closing = False  # we sent a close
+        self._is_closed = False  # the client's close arrived, or is not awaited
+        self._is_held = False  # reading is paused
+        self._has_unread = False  # frames wait for the next turn of the loop
+        self._next: asyncio.Handle | None = None  # of that turn
         self._ping_s = ping_s
         self._heard_at = self._loop.time()
         self._timer = self._loop.call_later(ping_s, self._look)
@@ -259,9 +258,9 @@ class WebSocket(asyncio.Protocol):
     # Messages ----------------------------------------------------------------------------
 
     async def receive(self, is_stopping: bool = False) -> WebMessage | None:
-        """Return the next message; None: there is no other one, or the server stops.
+        """Return the next message; None: the client has left, or the server stops.
 
-        `is_stopping`: continue although it does.
+        `is_stopping`: continue although the server stops.
         """
         while not (self._has_left or (self.is_last and not is_stopping)):
             if self._messages:
@@ -273,7 +272,7 @@ class WebSocket(asyncio.Protocol):
         return None
 
     async def send(self, text: bytes) -> None:
-        """Send a text; come back when the caller has room for another one."""
+        """Send a text; return when the client has room for another one."""
         async with self._sending:
             kind = TEXT
             for at in range(0, len(text) or 1, SLICE_BYTES):
@@ -281,7 +280,9 @@ class WebSocket(asyncio.Protocol):
                     await self._room.wait()
                 except asyncio.CancelledError:
                     if kind == MORE and not (self._has_left or self._is_closing):
-                        self._transport.write(frame(MORE, text[at:]))  # messages do not mix
+                        self._transport.write(
+                            frame(MORE, text[at:])
+                        )  # frames of two messages do not mix
                     raise
                 if self._has_left or self._is_closing:
                     return
@@ -292,19 +293,19 @@ class WebSocket(asyncio.Protocol):
             await self._room.wait()
 
     def close(self, code: int, why: str = "") -> None:
-        """Say that nothing follows."""
+        """Announce that nothing follows."""
         if not self._is_closing and not self._transport.is_closing():
             self._is_closing = True
             reason = why.encode()[: _MOST_CONTROL_BYTES - 2].decode("utf-8", "ignore").encode()
             self._transport.write(frame(CLOSE, code.to_bytes(2) + reason))
 
     def shutdown(self) -> None:
-        """Take no further request, as the server stops."""
+        """Accept no further request, because the server stops."""
         self.is_last = True
         self._news.set()
 
     async def end(self) -> None:
-        """Close, wait for the caller's close, and hang up."""
+        """Close, wait for the client's close, and disconnect."""
         self.close(GOING_AWAY if self.is_last else DONE)
         self.is_last = True
         self._messages.clear()
@@ -315,7 +316,7 @@ class WebSocket(asyncio.Protocol):
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            self._has_left = self._is_closed = True  # it was waited for long enough
+            self._has_left = self._is_closed = True  # the wait was long enough
         self._timer.cancel()
         self._exchange.has_more = not self._is_closed
         self._connection.ended(self._exchange)
@@ -323,7 +324,7 @@ class WebSocket(asyncio.Protocol):
     # Within -------------------------------------------------------------------------------
 
     def _read(self, data: bytes = b"") -> None:
-        """Take some of the frames that came, as long as there is room for messages."""
+        """Read some of the waiting frames, while there is room for messages."""
         frames = () if self._has_left else self._frames.take(data)
         self._has_unread = False
         try:
@@ -339,7 +340,7 @@ class WebSocket(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Have the frames that are left taken in another turn: others have theirs before."""
+        """Read the remaining frames in another turn of the loop, after other connections."""
         if self._has_unread and self._next is None and len(self._messages) < _MOST_QUEUED:
             self._next = self._loop.call_soon(self._turn)
         self._pace()
@@ -350,14 +351,14 @@ class WebSocket(asyncio.Protocol):
 
     def _got(self, message: WebMessage) -> None:
         if message.kind == PING:
-            if self._room.is_set() and not self._is_closing:  # else it reads nothing anyhow
+            if self._room.is_set() and not self._is_closing:  # otherwise it reads nothing
                 self._transport.write(frame(PONG, message.data))
         elif message.kind == CLOSE:
             code = _close_code(message.data)
             self._is_closed = True
             self._leave(code)
         elif message.kind in (TEXT, BINARY):
-            is_short = len(message.data) <= SHORT_BYTES  # of another one its reader sees it
+            is_short = len(message.data) <= SHORT_BYTES  # the reader of a longer message checks it
             if message.kind == TEXT and is_short and not _is_utf8(message.data):
                 raise WebSocketError(NOT_UTF8, "a text is not UTF-8")
             if not self._is_closing:
@@ -365,14 +366,14 @@ class WebSocket(asyncio.Protocol):
             self._news.set()
 
     def _leave(self, code: int, why: str = "") -> None:
-        """Close, and listen to nothing more."""
+        """Close, and ignore all further frames."""
         self.close(code, why)
         self._has_left = True
         self._news.set()
         self._room.set()
 
     def _pace(self) -> None:
-        """Read from the caller only while what it sends is taken."""
+        """Read from the client only while its messages are taken."""
         queued = self._messages
         is_held = self._has_unread or sum(len(m.data) for m in queued) > SHORT_BYTES
         if is_held is not self._is_held and not self._transport.is_closing():
@@ -383,7 +384,7 @@ class WebSocket(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _look(self) -> None:
-        """Ping a caller; give up one that has not even answered that."""
+        """Ping a client; disconnect one that has not answered the last ping."""
         is_listening = self._room.is_set() and not self._is_held
         if is_listening and self._loop.time() - self._heard_at >= 2 * self._ping_s:
             self._transport.abort()

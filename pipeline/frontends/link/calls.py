@@ -1,4 +1,4 @@
-"""Calls of a gateway, each from its first frame to its END."""
+"""LinkCall: a gateway's call, from its first frame to its END."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _LOGGER = logging.getLogger(__name__)
 
 _NS_PER_S = 1e9
 _BINARY = "-bin"
-_AHEAD_BYTES = FRAME_BYTES  # of a stream's answers that wait; then the stream also waits
+_AHEAD_BYTES = FRAME_BYTES  # waiting answers of a stream; above it the stream pauses
 _INTERNAL = "internal error of the server"
 
 
 class Peer(Protocol):
-    """The connection of a call, as the call sees it."""
+    """The connection of a call."""
 
     loop: asyncio.AbstractEventLoop
     max_bytes: int
     """Limit of a message."""
 
     def answer(self, number: int, message: Message, end: bytes = SUCCESS) -> None:
-        """Answer a unary call, and end it as `end` says."""
+        """Answer a unary call, and end it with `end`."""
 
     def answer_long(
         self, number: int, pieces: Sequence[Piece], end: bytes, offload: Offload
@@ -66,22 +66,22 @@ class Peer(Protocol):
         """
 
     def fail(self, number: int, end: bytes) -> None:
-        """End a call as `end` says."""
+        """End a call with `end`."""
 
     def reset(self, number: int, reason: int, text: str) -> None:
-        """Drop a call, and say why."""
+        """Drop a call, with a reason."""
 
     def give_back(self, number: int, window: Window, size: int) -> None:
         """Give credit back for a call."""
 
     def begin(self, number: int) -> Sending:
-        """Return what sends the answers of a stream."""
+        """Return the sender of a stream's answers."""
 
     def send(self, sending: Sending, message: bytes) -> None:
         """Send an answer of a stream."""
 
     def finish(self, sending: Sending, end: bytes = SUCCESS) -> None:
-        """End a stream that went well, behind its answers."""
+        """End a successful stream after its answers."""
 
 
 class _Over:
@@ -100,7 +100,7 @@ with the body.
 def end_of_error(error: PipelineError, grpc_status: int | None = None) -> bytes:
     """Return an END for a PipelineError, with the HTTP port's status and the gRPC port's.
 
-    With `grpc_status` these are others than its kind has.
+    With `grpc_status` the gRPC status differs from that of its kind.
     """
     failure = grpc_error(error)
     code: int = grpc_status or failure.status.value[0]
@@ -111,7 +111,7 @@ def end_of_error(error: PipelineError, grpc_status: int | None = None) -> bytes:
 
 
 def end_of_exception(error: Exception, name: str) -> bytes:
-    """Return an END for what the method `name` of the gRPC port has raised."""
+    """Return an END for an exception of the method `name` of the gRPC port."""
     if isinstance(error, PipelineError):
         error = grpc_error(error)
     if not isinstance(error, GrpcError):
@@ -124,13 +124,13 @@ def end_of_exception(error: Exception, name: str) -> bytes:
 
 
 class LinkCall(GrpcCall):
-    """One call of a gateway; to the methods of the gRPC port it is a GrpcCall.
+    """One call of a gateway; a GrpcCall for the methods of the gRPC port.
 
     Args:
-        peer: where it came from.
+        peer: its connection.
         number: its id.
-        timeout_ns: what its caller gives; negative: it did not say.
-        metadata: as they came.
+        timeout_ns: the client's timeout; negative: none.
+        metadata: unchanged.
     """
 
     __slots__ = ("_metadata", "_number", "_peer", "_pieces", "_size", "_timeout_ns", "_window")
@@ -146,7 +146,7 @@ class LinkCall(GrpcCall):
         self._metadata = metadata
 
     def headers(self) -> Iterator[tuple[str, str | bytes]]:
-        """Return the caller's metadata."""
+        """Return the client's metadata."""
         texts = self._metadata.decode("latin-1").split("\n")
         for name, value in zip(texts[::2], texts[1::2], strict=False):
             if not name.endswith(_BINARY):
@@ -157,17 +157,17 @@ class LinkCall(GrpcCall):
 
     @property
     def timeout_s(self) -> float | None:
-        """The seconds that its caller gives, from its first frame on; None: it did not say."""
+        """The client's timeout in seconds, from the call's first frame; None: none."""
         return None if self._timeout_ns < 0 else self._timeout_ns / _NS_PER_S
 
     # What the connection calls --------------------------------------------------------------
 
     def begin(self, message: bytes) -> None:
-        """Begin a unary call, whose message is there in whole."""
+        """Begin a unary call with its complete message."""
         raise NotImplementedError
 
     def begin_long(self, message: memoryview) -> None:
-        """Begin a unary call, whose message lies in the server's memory."""
+        """Begin a unary call whose message is in the server's memory."""
         self._begin_long([message])
 
     def open(self, flags: int, data: bytes) -> None:
@@ -185,16 +185,16 @@ class LinkCall(GrpcCall):
             self._peer.reset(self._number, OVERRUN, "more DATA than there is credit for")
 
     def cancel(self) -> None:
-        """Stop its work: there is no caller to answer."""
+        """Stop the work of the call: its client has left."""
         raise NotImplementedError
 
     def end_messages(self) -> None:
-        """Read no more: the server stops."""
+        """Read no more messages, because the server stops."""
 
     # For the kinds of calls -----------------------------------------------------------------
 
     def _take(self, flags: int, data: bytes, owed: int) -> None:
-        """Take a piece of a message, for which so much credit is to be given back."""
+        """Add a piece of a message; `size` bytes of credit are due for it."""
         self._add(data)
         self._peer.give_back(self._number, self._window, owed)
         if flags & LAST and self._size >= 0:
@@ -232,23 +232,23 @@ class _TaskCall(LinkCall):
         )
 
     def say(self, head: AnswerHead) -> None:
-        """Send what user code says of the answer's head, behind the answer."""
+        """Send the head that user code set, after the answer."""
         status = head.status or 200
         self._end = end_of(0, status, trailers=fields(trailing(None, head=head)))
 
     def cancel(self) -> None:
-        """Cancel the coroutine, and let go of it: what ended it refers to this call."""
+        """Cancel the coroutine, and release it: its exception refers to this call."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
 
 
 def _unlimited() -> None:
-    """Tell that the caller did not say how much time there is."""
+    """Return None: the client set no time limit."""
 
 
 def _clock(loop: asyncio.AbstractEventLoop, timeout_s: float) -> Callable[[], float]:
-    """Return what tells the seconds that are left of so many."""
+    """Return a function that returns the remaining seconds."""
     deadline = loop.time() + timeout_s
     return lambda: deadline - loop.time()
 
@@ -311,10 +311,10 @@ class DirectCall(UnarySink, UnaryCall):
             if begun is None:
                 self._begin_long([message])
             else:
-                self._work = self._work or begun  # it may have ended by now
+                self._work = self._work or begun  # it may have ended already
 
     def begin_long(self, message: memoryview) -> None:
-        """Begin with a message that lies in the server's memory."""
+        """Begin with a message in the server's memory."""
         self.begin(message)
 
     def end(self, answer: Any) -> None:
@@ -330,7 +330,7 @@ class DirectCall(UnarySink, UnaryCall):
             self._fail(error)
 
     def cancel(self) -> None:
-        """Stop its work."""
+        """Stop the work of the call."""
         super().cancel()
         work, self._work = self._work, OVER
         if work is not None:
@@ -340,8 +340,8 @@ class DirectCall(UnarySink, UnaryCall):
 class StreamCall(_TaskCall):
     """A call of a streaming method of the gRPC port.
 
-    Credit for a message is given back when the method takes it, that of a piece at once if no
-    message waits: what is held is at most the credit of a call, and one message.
+    Credit for a message is given back when the method takes it; for a piece at once if no message
+    waits. So a call holds at most its credit and one message.
     """
 
     __slots__ = ("_arrived", "_has_ended", "_is_closed", "_messages", "_owed", "_sending")
@@ -349,7 +349,7 @@ class StreamCall(_TaskCall):
     credit = STREAM_CREDIT
 
     def open(self, flags: int, data: bytes) -> None:
-        """Begin, with the first message if it is there."""
+        """Begin, with the first message if it has arrived."""
         self._messages: deque[tuple[list[Piece], int]] = deque()
         self._arrived = asyncio.Event()
         self._has_ended = self._is_closed = False
@@ -363,7 +363,7 @@ class StreamCall(_TaskCall):
         self.open(MESSAGE | LAST, message)
 
     def end_messages(self) -> None:
-        """End the stream behind the answers to what has come, if more could follow."""
+        """End the stream after the answers to its messages, unless its messages have ended."""
         if self._has_ended and not self._messages:
             return
         self._is_closed = self._has_ended = True
@@ -390,7 +390,7 @@ class StreamCall(_TaskCall):
             self._arrived.set()
 
     def _pay(self) -> None:
-        """Give back what the message that is coming is owed."""
+        """Give back the credit that is due for the arriving message."""
         owed, self._owed = self._owed, 0
         self._peer.give_back(self._number, self._window, owed)
 
@@ -422,7 +422,7 @@ class StreamCall(_TaskCall):
             self._peer.finish(self._sending, self._end)
 
     async def _send(self, message: bytes) -> None:
-        """Send an answer, and wait while too many of them wait."""
+        """Send an answer; wait while too many are unsent."""
         sending = self._sending
         self._peer.send(sending, message)
         while sending.size > _AHEAD_BYTES:
@@ -431,9 +431,10 @@ class StreamCall(_TaskCall):
 
 
 class Method(NamedTuple):
-    """A method of the gRPC port, and where long messages are joined.
+    """A method of the gRPC port.
 
-    `answer` is its function, a Unary or a Stream; `direct` is what else a DirectCall has.
+    `answer` is its function, a Unary or a Stream; `direct` is for a DirectCall; `offload` joins
+    long messages.
     """
 
     name: str
@@ -442,7 +443,7 @@ class Method(NamedTuple):
     direct: Any = None
 
     async def joined(self, pieces: list[Piece]) -> Piece:
-        """Return a message of its pieces."""
+        """Return a message from its pieces."""
         if len(pieces) == 1 or sum(map(len, pieces)) <= SHORT_BYTES:
             return whole(pieces)
         return (await self.offload.run(functools.partial(whole, pieces)))[0]

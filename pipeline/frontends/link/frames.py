@@ -1,12 +1,12 @@
-"""Frames of the link between our gateway and a LinkFrontend: their writer and their reader.
+"""Frames of the link between the gateway and a LinkFrontend: their writer and their reader.
 
-docs/gateway.md ("The link") describes the format and says why it is so. In short, with all numbers
-big-endian, a frame is
+docs/gateway.md ("The link") describes the format and the reasons. In short, with big-endian
+numbers, a frame is
 
     u32 size of the payload, u8 kind, u8 flags, u16 method, u64 id of the call, payload
 
-with a payload of at most 64 KiB: longer messages are cut to pieces that take turns with the frames
-of others. pipeline/gateway/internal/link/frame.go has the other side.
+with a payload of at most 64 KiB: longer messages are split into pieces that alternate with other
+calls' frames. pipeline/gateway/internal/link/frame.go is the other side.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ _MAX = 0xFFFF
 
 
 class BrokenError(Exception):
-    """A peer sent something that is not a frame, or that it may not send."""
+    """A peer sent something that is not a frame, or a frame that it may not send."""
 
 
 class LinkLimits(msgspec.Struct, frozen=True):
-    """LinkLimits of a side: what it takes."""
+    """Limits of a side for what it accepts."""
 
     call_credit: int = CALL_CREDIT
     stream_credit: int = STREAM_CREDIT
@@ -80,14 +80,14 @@ class LinkLimits(msgspec.Struct, frozen=True):
 
 
 class SharedRegion(msgspec.Struct, frozen=True):
-    """Region of the server's memory that a gateway may write to; its descriptor comes along."""
+    """A region of the server's memory that a gateway may write to; its descriptor follows."""
 
     region: int = 0
     region_bytes: int = 0
 
 
 class MethodEntry(msgspec.Struct, frozen=True):
-    """A line of the table of methods: the number that an OPEN has, and the name."""
+    """An entry of the table of methods: the number in an OPEN, and the name."""
 
     id: int
     name: str
@@ -95,9 +95,9 @@ class MethodEntry(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """First word of a side, in JSON.
+    """First message of a side, in JSON.
 
-    A server says there which metadata it wants: `trace`: the caller's traceparent, `headers`: all.
+    A server says which metadata it wants: `trace`: the client's traceparent, `headers`: all.
     """
 
     version: int = VERSION
@@ -130,17 +130,17 @@ _VERSION_TEXT = (
 
 
 def frame(kind: int, number: int, payload: bytes = b"", flags: int = 0, method: int = 0) -> bytes:
-    """Return a frame that needs no cutting."""
+    """Return a frame that fits without splitting."""
     return HEAD.pack(len(payload), kind, flags, method, number) + payload
 
 
 def answered(number: int, message: bytes, end: bytes = SUCCESS) -> bytes:
-    """Return the END of a call that is answered with a message; both fit a frame."""
+    """Return the END of a call with its answer; both fit a frame."""
     return HEAD.pack(len(end) + len(message), END, _WHOLE, 0, number) + end + message
 
 
 def placed(number: int, end: bytes, pieces: Iterable[bytes | PlacedBytes]) -> bytes:
-    """Return the END of a call whose answer lies, but for some bytes, in the server's memory."""
+    """Return the END of a call whose answer is mostly in the server's memory."""
     parts = [end]
     for piece in pieces:
         if isinstance(piece, bytes):
@@ -151,7 +151,7 @@ def placed(number: int, end: bytes, pieces: Iterable[bytes | PlacedBytes]) -> by
 
 
 def freed(offsets: Sequence[int]) -> bytes:
-    """Return a FREED: a gateway's blocks that begin there are read."""
+    """Return a FREED: the blocks of a gateway that begin at `offsets` are read."""
     return frame(FREED, 0, struct.pack(f">{len(offsets)}Q", *offsets))
 
 
@@ -161,7 +161,7 @@ def hello(settings: Hello) -> bytes:
 
 
 def goaway(last: int, text: str) -> bytes:
-    """Return a GOAWAY: calls after the one with the id `last` are not taken."""
+    """Return a GOAWAY: calls after the id `last` are not accepted."""
     return frame(GOAWAY, 0, _LONG.pack(last) + text.encode())
 
 
@@ -171,7 +171,7 @@ def reset(number: int, reason: int, text: str = "") -> bytes:
 
 
 def credit(number: int, size: int) -> bytes:
-    """Return a CREDIT for so many bytes more of a call."""
+    """Return a CREDIT of so many more bytes for a call."""
     return frame(CREDIT, number, _NUMBER.pack(size))
 
 
@@ -227,27 +227,27 @@ OnFrame = Callable[[int, int, int, bytes], None]
 
 
 class Inbox:
-    """A reader that finds the frames in a peer's bytes, however these are cut.
+    """A reader that finds the frames in a peer's bytes, however these are split.
 
     Args:
-        on_open: takes each OPEN.
-        on_frame: takes each other frame.
+        on_open: receives each OPEN.
+        on_frame: receives each other frame.
     """
 
     __slots__ = ("_needed", "_on_frame", "_on_open", "_rest")
 
     def __init__(self, on_open: OnOpen, on_frame: OnFrame) -> None:
         self.use(on_open, on_frame)
-        self._rest = bytearray()  # of a frame that has not arrived in whole
-        self._needed = 0  # bytes that it has to have
+        self._rest = bytearray()  # of a partial frame
+        self._needed = 0  # size of the partial frame
 
     def use(self, on_open: OnOpen, on_frame: OnFrame) -> None:
-        """Hand frames on to these from now on."""
+        """Pass frames to these receivers from now on."""
         self._on_open = on_open
         self._on_frame = on_frame
 
     def take(self, data: bytes) -> bool:
-        """Hand on the frames that are there in whole; False: there is none. Raises BrokenError."""
+        """Pass on the complete frames; False: there is none. Raises BrokenError."""
         if self._rest:
             self._rest += data
             if len(self._rest) < self._needed:
@@ -259,7 +259,7 @@ class Inbox:
         return taken > 0
 
     def _take(self, data: bytes) -> int:
-        """Return the size of the frames that are there in whole."""
+        """Return the size of the complete frames."""
         start, there, head, unpack = 0, len(data), HEAD.size, HEAD.unpack_from
         while there - start >= head:
             size, kind, flags, method, number = unpack(data, start)
@@ -280,7 +280,7 @@ class Inbox:
 
 
 class Window:
-    """Credit for DATA of a call that is given to a peer."""
+    """A peer's credit for DATA of a call."""
 
     __slots__ = ("_left", "_owed", "_size")
 
@@ -289,12 +289,12 @@ class Window:
         self._owed = 0
 
     def take(self, size: int) -> bool:
-        """Note that so much has come; False: there was no credit for it."""
+        """Note received bytes; False: there was no credit for them."""
         self._left -= size
         return self._left >= 0
 
     def give_back(self, size: int) -> int:
-        """Note that so much was used, and return the bytes of a CREDIT that is due; 0: none."""
+        """Note used bytes, and return the bytes of a CREDIT that is due; 0: none."""
         self._owed += size
         if self._owed < self._size // 2:
             return 0
@@ -304,5 +304,5 @@ class Window:
 
 
 def fields(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """Return names and values as metadata and trailers have them."""
+    """Return names and values from metadata or trailers."""
     return "".join(f"{name}\n{value}\n" for name, value in pairs).encode("latin-1")

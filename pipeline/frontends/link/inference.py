@@ -28,11 +28,11 @@ from pipeline.proto.slices import Piece
 _LOGGER = logging.getLogger(__name__)
 
 PATH = ":path"
-"""Metadata of a call in JSON: the path that was posted to."""
+"""Metadata of a call in JSON: the path of the POST."""
 
 _INTERNAL = 13  # of gRPC
 _NO_PATH = ("", "")
-_MAX_PATHS = 1024  # that are kept, as they came
+_MAX_PATHS = 1024  # that are remembered
 _TIMEOUT = TIMEOUT.encode()
 
 
@@ -46,15 +46,15 @@ def names_of(metadata: bytes) -> tuple[str, str]:
 
 
 def no_names(metadata: bytes) -> tuple[str, ...]:
-    """Return the names that the metadata of a call in protobuf have: none."""
+    """Return no names: a message in protobuf has them itself."""
     return ()
 
 
 class InferenceService(NamedTuple):
-    """The engine, how its messages are written, and what it receives about its callers.
+    """The engine, its messages' wire, and what the engine receives about clients.
 
-    `names`: finds in the metadata of a call what its message does not say itself. `is_grpc`: for
-    callers of gRPC: the metadata may say when to answer, and statuses are its own.
+    `names`: finds names in a call's metadata that the message lacks. `is_grpc`: for clients of
+    gRPC: the metadata may have a time limit, and the statuses are gRPC's.
     """
 
     begin: Begin
@@ -66,7 +66,7 @@ class InferenceService(NamedTuple):
 
 
 class InferenceCall(UnarySink, LinkCall):
-    """One request, and the sink of its answer, which goes straight to the connection."""
+    """One request, and the sink of its answer, which it sends directly."""
 
     __slots__ = ("_end", "_head", "_service", "_work")
 
@@ -83,18 +83,18 @@ class InferenceCall(UnarySink, LinkCall):
         self._timeout_ns = timeout_ns
         self._metadata = metadata
         self._service = service
-        self._work: RequestHandle | None = None  # its present work
+        self._work: RequestHandle | None = None  # its current work
         self._end = SUCCESS
-        self._head: AnswerHead | None = None  # as user code says it
+        self._head: AnswerHead | None = None  # set by user code
 
     def say(self, head: AnswerHead) -> None:
-        """Take what user code says of the answer's head."""
+        """Note the head that user code set."""
         self._head = head
         metadata = trailing(None, head=head) if self._service.is_grpc else head.headers
         self._end = end_of(0, head.status or 200, trailers=fields(metadata))
 
     def begin(self, message: bytes) -> None:
-        """Begin a request that is there in whole."""
+        """Begin a complete request."""
         service, metadata, timeout_s = self._service, self._metadata, self.timeout_s
         try:
             target = None
@@ -106,12 +106,12 @@ class InferenceCall(UnarySink, LinkCall):
         except Exception as error:
             self._fail(error)
         else:
-            self._work = self._work or begun  # it may have ended by now, and be written
+            self._work = self._work or begun  # it may have ended, and be written already
 
     def _told(
         self, timeout_s: float | None, is_large: bool = False
     ) -> tuple[float | None, RequestTarget | None]:
-        """Return the caller's time limit, and what the engine receives about the caller."""
+        """Return the client's time limit, and the target of the request."""
         service, metadata = self._service, self._metadata
         if service.is_grpc and _TIMEOUT in metadata and (timeout := self.header(TIMEOUT)):
             given = seconds_of(timeout, TIMEOUT)

@@ -1,4 +1,4 @@
-"""GatewayMemory: what a server and one gateway share, so that payloads need not pass the link."""
+"""GatewayMemory: memory that a server shares with a gateway, so that payloads bypass the link."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from pipeline.proto.slices import SLICE_BYTES, Piece, sliced
 from pipeline.workers.shm.arena import Block, address_of
 from pipeline.workers.shm.server_memory import ServerMemory
 
-_LONG_BYTES = 16 * 1024  # of a piece that is not worth a copy
-_AT_ONCE_BYTES = 256 * 1024  # of a copy, which takes 0.05 ms
+_LONG_BYTES = 16 * 1024  # a longer piece is passed by its place
+_AT_ONCE_BYTES = 256 * 1024  # copied at once, which takes 0.05 ms
 _MOST_FREED = FRAME_BYTES // 8
 
 
 class InReach(NamedTuple):
     """A long answer that the gateway can read.
 
-    `pieces` keep its memory; `parts` are the short ones, and where the long ones lie.
+    `pieces` keep its memory; `parts` are the short pieces, and the places of long ones.
     """
 
     pieces: Sequence[Piece]
@@ -42,12 +42,12 @@ class InReach(NamedTuple):
 
 
 class GatewayMemory:
-    """One gateway's region of the server's memory, and the answers that the gateway reads.
+    """A gateway's region of the server's memory, and the answers that the gateway reads.
 
-    The gateway gets one end of a pipe, which it closes when it has unmapped the whole region, and
-    which the system closes when the gateway's process ends. Only then is the region taken back, not
-    when the connection ends: before that the gateway may write to its places, and read the answers
-    in them.
+    The gateway gets one end of a pipe. It closes that end when it has unmapped the whole region,
+    and the system closes it when the gateway's process ends. Only then is the region taken back,
+    not at the end of the connection: until then the gateway may write to its places, and read the
+    answers.
 
     Args:
         memory: of the server.
@@ -56,8 +56,8 @@ class GatewayMemory:
         OSError: this process may open no more files.
 
     Attributes:
-        is_mapped: the gateway has said that it reads and writes it.
-        lent: blocks of the gateway's that it was not told to be free.
+        is_mapped: the gateway has reported that it reads and writes the region.
+        lent: blocks of the gateway that were not reported as free.
     """
 
     def __init__(self, memory: ServerMemory) -> None:
@@ -68,14 +68,14 @@ class GatewayMemory:
         except OSError:
             memory.close_region(self._region)
             raise
-        self._read_by_gateway: dict[int, Any] = {}  # answers, by their calls
+        self._read_by_gateway: dict[int, Any] = {}  # answers, by call
         self._loop: asyncio.AbstractEventLoop | None = None
         self.is_mapped: bool = False
         self.lent: int = 0
 
     @property
     def told(self) -> SharedRegion:
-        """Return what the gateway has to know, beside the descriptors."""
+        """Return the description of the region for the gateway; descriptors are sent separately."""
         return SharedRegion(self._region, self._memory.arena.region_bytes)
 
     def give(self, transport: asyncio.Transport, greeting: bytes) -> int:
@@ -87,7 +87,7 @@ class GatewayMemory:
         return sent
 
     def message(self, data: bytes) -> memoryview:
-        """Return the message that lies where `data` say. Raises BrokenError.
+        """Return the message at the place in `data`. Raises BrokenError.
 
         Its block is free when nothing refers to it any more.
         """
@@ -101,7 +101,7 @@ class GatewayMemory:
         return body
 
     def freed(self) -> bytes:
-        """Return what tells the gateway which of its blocks are free; b"": none are."""
+        """Return the frame with the blocks that are free again; b"": none."""
         blocks = self._memory.take_freed(self._region)
         offsets = [block.offset for block in blocks]
         self.lent -= len(offsets)
@@ -113,10 +113,10 @@ class GatewayMemory:
     def in_reach(
         self, pieces: Sequence[Piece], most_bytes: int
     ) -> Sequence[Piece] | InReach | None:
-        """Return an answer as it is to be sent; None: it is long, and is to be `copied` first.
+        """Return an answer ready to be sent; None: it is long, and must be `copied` first.
 
         Args:
-            most_bytes: of a frame, for the places and the short pieces; it has to name all.
+            most_bytes: of a frame, for all places and short pieces.
         """
         if not self.is_mapped:
             return pieces
@@ -143,7 +143,7 @@ class GatewayMemory:
         return room
 
     async def copied(self, pieces: Sequence[Piece], offload: Offload) -> Sequence[Piece] | InReach:
-        """Return a long answer where the gateway can read it, if there is room for it."""
+        """Return a long answer in memory that the gateway can read, if there is room."""
         room = self._room(sum(map(len, pieces)))
         if room is None:
             return pieces
@@ -151,7 +151,7 @@ class GatewayMemory:
         return room
 
     def _room(self, size: int) -> InReach | None:
-        """Return room for an answer that lies elsewhere; None: there is none."""
+        """Return room for an answer in other memory, or None."""
         try:
             room = self._memory.place(size).data
         except OverloadedError:
@@ -164,19 +164,20 @@ class GatewayMemory:
         return self._memory.arena.find(address_of(array), array.nbytes)
 
     def keep(self, number: int, answer: InReach) -> list[bytes | PlacedBytes]:
-        """Keep the answer to a call until the gateway has read it; return the message to the
-        gateway."""
+        """Keep the answer to a call until the gateway has read it; return the message for the
+        gateway.
+        """
         self._read_by_gateway[number] = answer.pieces
         return answer.parts
 
     def has_read(self, number: int) -> None:
-        """Let go of an answer that the gateway has read."""
+        """Release an answer that the gateway has read."""
         self._read_by_gateway.pop(number, None)
 
     # The end --------------------------------------------------------------------------------
 
     def leave(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], object]) -> None:
-        """Take all of it back, and call `ended`, when the gateway has let go of it."""
+        """Take the memory back when the gateway has released it, then call `ended`."""
 
         def over() -> None:
             self.close()
@@ -187,19 +188,19 @@ class GatewayMemory:
             loop.add_reader(self._held, over)
 
     def close(self) -> None:
-        """Take all of it back: nobody else has it any more."""
+        """Take the memory back: no other process has it."""
         if self._loop is not None:
             self._loop.remove_reader(self._held)
         if self._held >= 0:
             os.close(self._held)
             self._held = -1
             self._read_by_gateway.clear()
-            if self._memory.arena.fd >= 0:  # else it is gone in whole
+            if self._memory.arena.fd >= 0:  # otherwise all of it is gone
                 self._memory.close_region(self._region)
 
 
 def _gather(pieces: Sequence[Piece], room: Piece) -> None:
-    """Copy the pieces, one behind the other."""
+    """Copy the pieces, one after the other."""
     at, whole = 0, np.frombuffer(room, np.uint8)
     for piece in pieces:
         for part in sliced(np.frombuffer(piece, np.uint8), SLICE_BYTES):

@@ -1,4 +1,4 @@
-"""The methods that gateways may call, each with its name and the kind of its calls."""
+"""The methods that gateways may call, each with its name and the class of its calls."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ GRPC_INFERENCE = f"/{SERVICE}/inference"
 class LinkMethod(NamedTuple):
     """A method: its name, and how its calls are made.
 
-    `call` is given the connection, the id, the ns that the caller gives, the metadata, and
-    `argument`.
+    `call` gets the connection, the id, the client's timeout in ns, the metadata, and `argument`.
     """
 
     name: str
-    call: Any  # the class of a LinkCall, by its last argument
+    call: Any  # the class of a LinkCall, whose last parameter is `argument`
     argument: Any
     is_stream: bool = False
 
@@ -43,7 +42,7 @@ def inference_methods(
 ) -> list[LinkMethod]:
     """Return the methods of an engine that answers a Request with a Response.
 
-    With `takes_trace` it receives the caller's traceparent, with `forwarding` these headers. The
+    With `takes_trace` it receives the client's traceparent, with `forwarding` these headers. The
     wires read and write protobuf, and JSON.
     """
 

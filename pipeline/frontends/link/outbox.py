@@ -1,4 +1,4 @@
-"""Outbox: what is to be sent to a peer, in fair turns and as far as there is credit for it."""
+"""Outbox: sends messages to a peer, in fair turns and within its credit."""
 
 from __future__ import annotations
 

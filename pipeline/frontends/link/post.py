@@ -31,15 +31,14 @@ _NO_HEAD = AnswerHead()
 
 
 class PostService(NamedTuple):
-    """The heads of plain POSTs, with what answers them, and where large answers are written."""
+    """The heads of plain POSTs with their endpoints, and the writer of large answers."""
 
     heads: HeadMemory
     offload: Offload
 
 
 class PostCall(UnarySink, LinkCall):
-    """One POST, and the sink of its answer. Requests that the lane cannot take are left to the HTTP
-    port."""
+    """One POST, and the sink of its answer; the HTTP port answers what the lane cannot."""
 
     __slots__ = ("_endpoint", "_failure", "_head", "_service", "_work")
 
@@ -54,7 +53,7 @@ class PostCall(UnarySink, LinkCall):
         self._work: RequestHandle | asyncio.Task[None] | None = None
 
     def begin(self, message: Piece) -> None:
-        """Begin a request that is there in whole."""
+        """Begin a complete request."""
         head = self._service.heads.find(self._metadata)
         if head is None:
             self._peer.reset(self._number, LEFT, "its head")
@@ -70,22 +69,22 @@ class PostCall(UnarySink, LinkCall):
             self._work = self._work or begun  # it may have ended by now, and be written
 
     def begin_long(self, message: memoryview) -> None:
-        """Begin a request whose body lies in the server's memory."""
+        """Begin a request whose body is in the server's memory."""
         self.begin(message)
 
     def _begin_long(self, pieces: list[Piece]) -> None:
-        """Begin a request whose body came in several frames; a large one is for the HTTP port."""
+        """Begin a request whose body arrived in several frames; the HTTP port gets a large one."""
         if self._size > SHORT_BYTES:
             self._peer.reset(self._number, LEFT, "")
         else:
             self.begin(b"".join(pieces))
 
     def say(self, head: AnswerHead) -> None:
-        """Take what user code says of the answer's head."""
+        """Note the head that user code set."""
         self._head = head
 
     def fail(self, error: PipelineError) -> None:
-        """Take the error that the answer tells."""
+        """Note the error in the answer."""
         self._failure, self._head = error, error.head or _NO_HEAD
 
     def end(self, answer: Any) -> None:

@@ -1,4 +1,4 @@
-"""LinkFrontend: our own gateway's calls on a Unix socket, many in flight on one connection."""
+"""LinkFrontend: calls of our own gateway on a Unix socket, many at a time on one connection."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from pipeline.workers.shm.server_memory import ServerMemory
 
 _LOGGER = logging.getLogger(__name__)
 
-_LARGEST = 2**31 - 1  # of protobuf's messages: the gateway has its own limit, for what it is sent
-_MAX_CALLS = 16384  # in flight on a connection; of what is one too many nothing was begun
+_LARGEST = 2**31 - 1  # limit of protobuf's messages; the gateway has its own limit for answers
+_MAX_CALLS = 16384  # in flight on a connection; further calls are refused before they begin
 _WHOLE = frames.MESSAGE | frames.LAST
 _OPENED_BYTES, _read_opened = OPENED.size, OPENED.unpack_from
-_CHECK_INTERVAL_S = 5.0  # in which a gateway says something
-_MAX_SILENT_CHECKS = 3  # in a row that find nothing: it is gone
+_CHECK_INTERVAL_S = 5.0  # a gateway sends something at least this often
+_MAX_SILENT_CHECKS = 3  # in a row: the gateway is gone
 
 
 class LinkFrontend:
@@ -53,13 +53,13 @@ class LinkFrontend:
     Args:
         methods: its methods.
         path: of the socket; an existing one is replaced.
-        takes_trace: gateways send the caller's traceparent.
-        takes_headers: gateways send all headers of their callers.
+        takes_trace: gateways send the client's traceparent.
+        takes_headers: gateways send all headers of their clients.
         max_message_bytes: limit of a message.
         max_calls: limit of the calls in flight on a connection.
-        secret: that a gateway has to know; "": no secret.
+        secret: that a gateway must know; "": no secret.
         memory: of the workers, which gateways share if it is mapped.
-        own_memory_bytes: of each region of memory for the gateways alone, if it is not; 0: none.
+        own_memory_bytes: size of each region only for gateways, if it is not mapped; 0: none.
     """
 
     port = 0
@@ -92,16 +92,16 @@ class LinkFrontend:
         self._memory = cast(ServerMemory, memory) if memory.is_mapped else None
         self._own_memory_bytes = own_memory_bytes
         self._own_memory: ServerMemory | None = None
-        self._shared: set[GatewayMemory] = set()  # with gateways whose processes there may be
+        self._shared: set[GatewayMemory] = set()  # with gateways whose processes may still exist
         self._path = path
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
 
     async def start(self, is_ready: bool = False) -> None:
-        """Bind and listen. InitError: there cannot be a socket at the path."""
+        """Bind and listen. Raises InitError: the path cannot be a socket."""
         self.is_ready = is_ready
         if self._memory is None and self._own_memory_bytes:
-            with contextlib.suppress(InitError, OSError):  # then all goes over the socket
+            with contextlib.suppress(InitError, OSError):  # then all data uses the socket
                 self._memory = self._own_memory = ServerMemory(Arena(self._own_memory_bytes))
         self._socket = bind(f"{UNIX}{self._path}", 0, "http_server")
         self._server = await asyncio.get_running_loop().create_unix_server(
@@ -113,11 +113,11 @@ class LinkFrontend:
         return Connection(self)
 
     def knows(self, secret: str) -> bool:
-        """Return whether it is the secret."""
+        """Return whether `secret` is correct."""
         return hmac.compare_digest(secret.encode(), self._secret)
 
     def greet(self, transport: asyncio.Transport, outbox: Outbox) -> GatewayMemory | None:
-        """Say who we are, with the memory that is shared with the gateway, if there is some."""
+        """Send the Hello, with the memory that is shared with the gateway, if any."""
         memory = self._share()
         if memory is None:
             outbox.send(frames.hello(self.hello))
@@ -129,7 +129,7 @@ class LinkFrontend:
         return memory
 
     def _share(self) -> GatewayMemory | None:
-        """Return memory to share with a gateway; None: there is none."""
+        """Return memory to share with a gateway, or None."""
         if self._memory is None:
             return None
         try:
@@ -140,17 +140,17 @@ class LinkFrontend:
         return shared
 
     def forget(self, shared: GatewayMemory, loop: asyncio.AbstractEventLoop) -> None:
-        """Take memory back from a gateway when that has let go of it."""
+        """Take memory back from a gateway when that has released it."""
         shared.leave(loop, lambda: self._shared.discard(shared))
 
     async def set_ready(self, ready: bool) -> None:
-        """Tell every gateway."""
+        """Notify every gateway."""
         self.is_ready = ready
         for connection in self.connections:
             connection.tell_state()
 
     async def drain(self) -> None:
-        """Tell every gateway that the server is not ready."""
+        """Notify every gateway that the server is not ready."""
         await self.set_ready(False)
 
     async def close(self, grace_s: float = 0.0) -> None:
@@ -161,7 +161,7 @@ class LinkFrontend:
             self._socket.close()
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """End all connections; what is not answered after `grace_s` is refused."""
+        """End all connections; calls that are not answered after `grace_s` are refused."""
         await self.close(grace_s)
         for connection in self.connections:
             connection.leave()
@@ -174,7 +174,7 @@ class LinkFrontend:
         if leaving:
             await asyncio.wait([connection.lost for connection in leaving], timeout=grace_s)
         for connection in leaving:
-            connection.transport.abort()  # its gateway does not read
+            connection.transport.abort()  # the gateway does not read
         for shared in self._shared:
             shared.close()
         self._shared.clear()
@@ -183,15 +183,15 @@ class LinkFrontend:
 
 
 class Connection(asyncio.Protocol):
-    """One gateway.
+    """The connection of one gateway.
 
-    It is not read from as long as it does not take its answers, and given up when it says nothing.
+    Reading pauses while the gateway does not read its answers; a silent gateway is disconnected.
 
     Args:
-        door: whose methods it calls.
+        door: has the methods.
 
     Attributes:
-        calls: those in flight, by their ids.
+        calls: calls in flight, by id.
         lost: done when the connection is closed.
         max_bytes: limit of a message.
     """
@@ -210,16 +210,18 @@ class Connection(asyncio.Protocol):
         self.calls: dict[int, LinkCall] = {}
         self._idle: asyncio.Future[None] | None = None
         self._inbox = Inbox(lambda *_: self._meet(frames.OPEN, 0, 0, b""), self._meet)
-        self._last = 0  # id of a call
+        self._last = 0  # id of the last call
         self._has_met = self._is_leaving = False
-        self._told = 0  # calls in flight
-        self._was_heard = False  # since the last check_alive
+        self._told = 0  # calls in flight, as last reported
+        self._was_heard = False  # received something since the last check_alive
         self._silent_checks = 0
 
     # What the event loop calls --------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
+        self.transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transports are not subclasses
         self.loop = asyncio.get_running_loop()
         self._outbox = Outbox(self.loop, self.transport.write)
         self.lost = self.loop.create_future()
@@ -237,7 +239,7 @@ class Connection(asyncio.Protocol):
             self._give_up(str(error))
 
     def pause_writing(self) -> None:
-        if not self._outbox.has_long:  # which fill the connection as long as there are some
+        if not self._outbox.has_long:  # long messages fill the connection
             self.transport.pause_reading()
         self._outbox.pause()
 
@@ -258,9 +260,10 @@ class Connection(asyncio.Protocol):
         self._check_idle()
 
     def check_alive(self) -> None:
-        """Give the gateway up if it has said nothing at several checks: one may be late itself.
+        """Disconnect a gateway that was silent at several checks: a single check may be late
+        itself.
 
-        Half a frame is nothing.
+        A partial frame does not count.
         """
         self._silent_checks = 0 if self._was_heard else self._silent_checks + 1
         self._was_heard = False
@@ -276,7 +279,7 @@ class Connection(asyncio.Protocol):
     # Frames -----------------------------------------------------------------------------------
 
     def _meet(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        """Take the first frame, and say who we are."""
+        """Take the first frame, and send the Hello."""
         try:
             hello = frames.read_hello(kind, payload)
             if not self._door.knows(hello.secret):
@@ -285,7 +288,7 @@ class Connection(asyncio.Protocol):
             _LOGGER.warning("a gateway's connection is closed: %s", error)
             self._inbox.use(_pass_over, _pass_over)
             self.transport.write(frames.goaway(0, str(error)))
-            self.transport.close()  # when that is sent
+            self.transport.close()  # after the output is sent
             return
         self._has_met = True
         self._outbox.call_credit = hello.limits.call_credit
@@ -355,7 +358,7 @@ class Connection(asyncio.Protocol):
     # For calls (see `calls.Peer`) ---------------------------------------------------------
 
     def answer(self, number: int, message: Message | InReach, end: bytes = frames.SUCCESS) -> None:
-        """Answer a unary call, and end it as `end` says."""
+        """Answer a unary call, and end it with `end`."""
         if self.calls.pop(number, None) is not None:
             self._outbox.answer(number, message, end)
             if self._idle is not None:
@@ -380,13 +383,13 @@ class Connection(asyncio.Protocol):
         return self.loop.create_task(_answer_copied(self, number, copied, end))
 
     def fail(self, number: int, end: bytes) -> None:
-        """End a call as `end` says."""
+        """End a call with `end`."""
         if self.calls.pop(number, None) is not None:
             self._outbox.fail(number, end)
             self._check_idle()
 
     def reset(self, number: int, reason: int, text: str) -> None:
-        """Drop a call, and say why."""
+        """Drop a call, with a reason."""
         if (call := self.calls.pop(number, None)) is not None:
             call.cancel()
             self._outbox.drop(number)
@@ -394,7 +397,7 @@ class Connection(asyncio.Protocol):
             self._check_idle()
 
     def begin(self, number: int) -> Sending:
-        """Return what sends the answers of a stream."""
+        """Return the sender of a stream's answers."""
         return self._outbox.begin(number)
 
     def send(self, sending: Sending, message: bytes) -> None:
@@ -402,7 +405,7 @@ class Connection(asyncio.Protocol):
         self._outbox.add(sending, message)
 
     def finish(self, sending: Sending, end: bytes = frames.SUCCESS) -> None:
-        """End a stream that went well, behind its answers."""
+        """End a successful stream after its answers."""
         if self.calls.pop(sending.number, None) is not None:
             self._outbox.finish(sending, end)
             self._check_idle()
@@ -417,7 +420,7 @@ class Connection(asyncio.Protocol):
             self._idle.set_result(None)
 
     def when_idle(self) -> asyncio.Future[None]:
-        """Return what is done as soon as no call is in flight."""
+        """Return a future that is done when no call is in flight."""
         self._idle = self.loop.create_future()
         self._check_idle()
         return self._idle
@@ -432,7 +435,7 @@ class Connection(asyncio.Protocol):
             self._outbox.send(frames.frame(frames.STATE, 0, state))
 
     def leave(self) -> None:
-        """Take no new calls, and end streams behind the answers to what has come."""
+        """Accept no new calls, and end streams after the answers to their messages."""
         self._is_leaving = True
         if self._has_met:
             self._outbox.send(frames.goaway(self._last, "the server stops"))
@@ -440,7 +443,7 @@ class Connection(asyncio.Protocol):
             call.end_messages()
 
     def refuse_all(self, error: PipelineError) -> None:
-        """Refuse what is not answered yet, and close when that is sent."""
+        """Refuse all unanswered calls, and close when that is sent."""
         refusal = end_of_error(error)
         for number, call in self.calls.items():
             call.cancel()
@@ -459,11 +462,11 @@ async def _answer_copied(
 ) -> None:
     try:
         pieces = await copied
-    except PipelineError as error:  # it took too long
+    except PipelineError as error:  # too late
         connection.fail(number, end_of_error(error))
     else:
         connection.answer(number, pieces, end)
 
 
 def _pass_over(*_: object) -> None:
-    """Take what a peer still says that is not listened to."""
+    """Ignore a peer's further bytes."""

@@ -1,4 +1,4 @@
-"""The pipeline and its Ops as models of the v2 inference protocol, by HTTP and gRPC."""
+"""The v2 inference protocol over HTTP and gRPC, with the pipeline and its Ops as models."""
 
 from __future__ import annotations
 

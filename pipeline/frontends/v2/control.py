@@ -1,4 +1,4 @@
-"""The seam between the v2 protocol and what loads models, and the requests to load and unload."""
+"""The interface between the v2 protocol and a model repository, and requests to load and unload."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FILE = "file:"
 
 
 class Overrides(msgspec.Struct, frozen=True):
-    """Parts of a model that come with the request to load it.
+    """Parts of a model in a request to load it.
 
     Args:
-        config: in the place of the file, JSON.
-        files: contents by "<version>/<path>", in the place of the folder.
+        config: JSON that replaces the configuration file.
+        files: contents by "<version>/<path>", which replace the folder.
     """
 
     config: str | None = None
@@ -33,7 +33,7 @@ class Overrides(msgspec.Struct, frozen=True):
 
 
 class IndexedModel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One version of a model in a repository; one that was never loaded has its name alone."""
+    """One version of a model in a repository; a model that was never loaded has only a name."""
 
     name: str
     version: str = ""
@@ -42,7 +42,7 @@ class IndexedModel(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RepositoryControl(Protocol):
-    """The models of a repository: which there are, and which of them are loaded."""
+    """The models of a repository, and which of them are loaded."""
 
     server_name: str
     """Name of the server in its metadata."""
@@ -52,35 +52,36 @@ class RepositoryControl(Protocol):
 
     @property
     def is_live(self) -> bool:
-        """Return whether the server has a repository at all."""
+        """Return whether the server has a repository."""
 
     @property
     def is_ready(self) -> bool:
-        """Return whether all of them are ready, as far as the server's readiness depends on it."""
+        """Return whether all models are ready, as far as the server's readiness depends on it."""
 
     def has(self, name: str, version: int | None = None) -> bool:
-        """Return whether a model was ever loaded, or failed to be; or a version of it."""
+        """Return whether a model, or a version of it, was ever loaded or failed to load."""
 
     async def load(self, name: str, overrides: Overrides, is_inner: bool = False) -> None:
         """Load a model, or load it again; returns when it is ready. Raises V2Error.
 
-        `is_inner`: a model wants it, which may be loaded itself: it waits for no place.
+        `is_inner`: another model that is being loaded needs it, so it does not wait for a place.
         """
 
     async def unload(self, name: str, with_dependents: bool = False) -> None:
         """Unload a model; returns at once. Raises V2Error.
 
-        `with_dependents`: also the models that it is made of and nobody else needs.
+        `with_dependents`: also the models that only it uses.
         """
 
     async def index(self) -> list[IndexedModel]:
-        """Return all of them, loaded or not, by name and version."""
+        """Return all models, loaded or not, by name and version."""
 
 
 def overrides_of_json(body: bytes, limits: Limits) -> Overrides:
-    """Return what a request to load a model brings over HTTP. Raises V2Error, in Triton's words.
+    """Return the overrides of a request over HTTP to load a model. Raises V2Error, in Triton's
+    words.
 
-    `limits`: those of the server; its `json_bytes` are for what is left without the long texts.
+    `limits`: of the server; `json_bytes` applies to the JSON without its long texts.
     """
     config, files = None, {}
     rest, long = cut(body)
@@ -110,7 +111,7 @@ def with_dependents_of_json(body: bytes) -> bool:
 
 
 def overrides_of(parameters: Mapping[str, Any]) -> Overrides:
-    """Return what a request to load a model brings over gRPC. Raises V2Error."""
+    """Return the overrides of a request over gRPC to load a model. Raises V2Error."""
     config, files = None, {}
     for name, value in parameters.items():
         wanted = {"config": "string_param"}.get(name, "bytes_param")
@@ -145,28 +146,28 @@ def _parameters(body: bytes, what: str, most_bytes: int = SHORT_BYTES) -> Mappin
 # Long texts in the body of a request to load a model: its files, in base64 ----------------------
 
 
-_LONG_BYTES = 2**20  # of a text that is left where it is
+_LONG_BYTES = 2**20  # a longer text is not copied
 _MOST_TEXTS = 2**16
-_WINDOW_BYTES = 2**22  # that are searched without a pause
+_WINDOW_BYTES = 2**22  # searched without a pause
 _BACKSLASH = ord("\\")
 
 Long = dict[str, memoryview]
-"""Long texts, as they stand in the JSON, by what stands there in their places."""
+"""Long texts of the JSON, by their placeholders in it."""
 
 
 def cut(body: bytes) -> tuple[bytes, Long]:
-    """Return a JSON without its long texts, and these.
+    """Return a JSON without its long texts, and these texts.
 
     Raises TooLargeError: it has more texts than such a request needs.
     """
     parts: list[bytes] = []
     long: Long = {}
     behind = at = 0
-    mark = os.urandom(8).hex()  # no caller knows it: a short text is never taken for a long one
+    mark = os.urandom(8).hex()  # secret, so that a caller's text is never taken for a placeholder
     for _ in range(_MOST_TEXTS):
         start = _quote(body, at)
         end = -1 if start < 0 else _end_of(body, start)
-        if end < 0:  # that was the last one; or it is no JSON, as the parser says
+        if end < 0:  # no further text; the parser reports invalid JSON
             return b"".join((*parts, body[behind:])) if parts else body, long
         if end - start > _LONG_BYTES:
             name = f"{mark} {len(long)}"
@@ -185,7 +186,7 @@ def text_of(value: str, long: Long) -> str:
 
 
 def bytes_of(value: str, long: Long) -> bytes:
-    """Return the bytes of a base64 among these texts. Raises binascii.Error: it is not valid."""
+    """Return the bytes of a base64 text. Raises binascii.Error: it is not valid."""
     content: bytes | memoryview | None = long.get(value)
     if content is None:
         content = value.encode()
@@ -203,7 +204,7 @@ def bytes_of(value: str, long: Long) -> bytes:
 
 
 def _quote(body: bytes, at: int) -> int:
-    """Return where the next quote is; -1: nowhere."""
+    """Return the place of the next quote, or -1."""
     while at < len(body):
         place = body.find(b'"', at, at + _WINDOW_BYTES)
         if place >= 0:
@@ -214,13 +215,13 @@ def _quote(body: bytes, at: int) -> int:
 
 
 def _end_of(body: bytes, start: int) -> int:
-    """Return where the text ends that begins with a quote; -1: nowhere."""
+    """Return the end of the text that begins with a quote, or -1."""
     end = _quote(body, start + 1)
     while end >= 0:
         before = end - 1
         while body[before] == _BACKSLASH:
             before -= 1
-        if (end - before) % 2:  # the quote itself is not escaped
+        if (end - before) % 2:  # the quote is not escaped
             return end
         end = _quote(body, end + 1)
     return -1

@@ -1,4 +1,4 @@
-"""Arrays of the v2 protocol as what Ops read, and what Ops answer as arrays."""
+"""Conversions between arrays of the v2 protocol and the values of Ops."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _OF_THE_SERVER = (ErrorCode.CLOSED_ERROR, ErrorCode.OVERLOADED, ErrorCode.NO_SER
 
 
 def values_of(inputs: Mapping[str, Array], interface: ModelInterface) -> dict[str, Any]:
-    """Return the values that an Op, or the first Ops of a pipeline, read: one an input.
+    """Return the values for an Op, or for the first Ops of a pipeline, one for each input.
 
-    Numbers stay arrays. Text that is one element, and could not be more, is a `str`, or `bytes`
-    if it is no UTF-8; text in one dimension is a list of them, in more an object array.
+    Numbers stay arrays. A text of one element, if it cannot have more, is a `str`, or `bytes` if it
+    is not UTF-8; texts in one dimension are a list, in more dimensions an object array.
     """
     if all(array.dtype.kind != "O" for array in inputs.values()):
         return dict(inputs)
@@ -49,7 +49,7 @@ def values_of(inputs: Mapping[str, Array], interface: ModelInterface) -> dict[st
 
 
 def _is_single(slot: Slot | None, batches: bool) -> bool:
-    """Return whether there can be no more than one element, as far as anybody knows."""
+    """Return whether an input can have only one element, as far as its shape says."""
     if batches or slot is None:
         return not batches
     return slot.shape is not None and all(size == 1 for size in slot.shape)
@@ -65,10 +65,10 @@ def _value(array: Array, is_single: bool) -> Any:
 
 
 def request_of(values: Mapping[str, Any], request_id: str) -> Request:
-    """Return the Request that says the same to a RequestOp of the user's own.
+    """Return the equivalent Request for a user's own RequestOp.
 
-    Text of one element becomes a pair, all else a tensor; a request's id that is a number is its
-    log id. Raises PayloadTypeError for what has no place in a Request.
+    A text of one element becomes a pair, anything else a tensor; a request id that is a number
+    becomes the log id. Raises PayloadTypeError for a value that a Request cannot have.
     """
     request = Request(logid=_log_id(request_id))
     for name, value in values.items():
@@ -91,11 +91,10 @@ def _log_id(request_id: str) -> int:
 
 
 def payload_of(answer: object, interface: ModelInterface, ensemble: str = "") -> Mapping[str, Any]:
-    """Return the values in an engine's answer: a ChannelData, or what a ResponseOp made of it.
+    """Return the values in an engine's answer: a ChannelData, or the result of a ResponseOp.
 
-    Raises V2Error for an error instead of the answer, and for an invalid answer. The error of a
-    request
-    to an `ensemble` says so, unless it is one of the server and not of a step.
+    Raises V2Error for an error, and for an invalid answer. The error of a request to an `ensemble`
+    names it, unless it is the server's own and not a step's.
     """
     if isinstance(answer, ChannelData):
         if answer.error is not None:
@@ -127,7 +126,7 @@ def _in_ensemble(error: PipelineError, ensemble: str) -> V2Error:
 
 
 def _number(text: str) -> Any:
-    """Return the number or array that `text` stands for; the text itself if it is neither."""
+    """Return the number or array in `text`; the text itself if it is neither."""
     try:
         return text_to_numpy(text)
     except PackageError:
@@ -143,8 +142,8 @@ def arrays_of(
 ) -> dict[str, Array]:
     """Return the `wanted` outputs, or all; some `may_lack`.
 
-    Raises V2Error: one is not there, is of no type that the protocol has, or not what its Op
-    declares.
+    Raises V2Error: an output is missing, has no type of the protocol, or differs from the Op's
+    declaration.
     """
     slots = {slot.name: slot for slot in interface.outputs or ()}
     by_name = {utf8_text(str(name)): value for name, value in payload.items()}
@@ -168,7 +167,7 @@ def arrays_of(
 
 
 def _as_declared(array: Array, slot: Slot, interface: ModelInterface) -> Array:
-    """Return `array` in the datatype and shape that its Op declares. Raises PayloadTypeError."""
+    """Return `array` in the datatype and shape of the Op's declaration. Raises PayloadTypeError."""
     if slot.shape is not None and array.size == 1 and _is_single(slot, interface.batches):
         array = array.reshape(slot.shape)
     expected = slot.full_shape(interface.batches)
@@ -185,7 +184,7 @@ def _kind(value: object) -> str:
 
 
 _PARAMETER = "classification"
-_MOST = 1_000_000  # elements of an output that is looked through, as in Triton
+_MOST = 1_000_000  # elements of an output that is searched for classes, as in Triton
 _NUMBERS = {
     *(f"{kind}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)),
     *("FP32", "FP64"),
@@ -196,7 +195,7 @@ Labels = Mapping[str, Sequence[bytes]]
 
 
 def classes_wanted(outputs: Iterable[RequestedOutput]) -> dict[str, int]:
-    """Return how many classes a request wants of each output that it wants so.
+    """Return the requested number of classes, by output with classes.
 
     Raises:
         V2Error: it is not a number of classes.
@@ -218,15 +217,15 @@ def classes_of(array: Array, count: int, labels: Sequence[bytes], batches: bool)
     """Return the highest values of an output, each as b"<value>:<index>[:<label>]".
 
     Args:
-        count: that are wanted; there may be fewer.
-        labels: by index, as far as there are any.
-        batches: each row of the output has classes of its own.
+        count: maximum number of classes.
+        labels: by index; may be incomplete.
+        batches: each row of the output has its own classes.
 
     Returns:
         An array of the shape (rows, classes), or (classes,).
 
     Raises:
-        V2Error: the output is not of numbers, or has too many.
+        V2Error: the output has no numbers, or too many.
     """
     datatype = datatype_of(array.dtype)
     if datatype not in _NUMBERS:
@@ -237,7 +236,7 @@ def classes_of(array: Array, count: int, labels: Sequence[bytes], batches: bool)
     most = min(count, rows.shape[1])
     classes = np.empty((len(rows), most), object)
     for at, row in enumerate(rows):
-        # From the highest; of equal ones the first.
+        # In descending order; of equal values the first.
         order = (len(row) - 1 - np.argsort(row[::-1], kind="stable"))[::-1][:most]
         classes[at] = [_class(row[index], index, labels) for index in order.tolist()]
     return classes if batches else classes[0]

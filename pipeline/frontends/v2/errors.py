@@ -1,4 +1,4 @@
-"""V2Error: an answer of the v2 protocol that is an error, and what our own errors become there."""
+"""V2Error: an error of the v2 protocol, and the conversion of our own errors to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
 
 
 class V2Status(enum.Enum):
-    """Reasons, each with (HTTP status, name of the gRPC status) by Triton's table."""
+    """Reasons, each with (HTTP status, name of the gRPC status) from Triton's table."""
 
     INVALID = (400, "INVALID_ARGUMENT")
     UNKNOWN = (400, "UNKNOWN")
@@ -42,9 +42,9 @@ class V2Status(enum.Enum):
 
 
 class V2Error(Exception):
-    """A request that is answered with an error of the v2 protocol.
+    """An error of the v2 protocol.
 
-    `retry_after_s`: when it may be different, for what is `UNAVAILABLE`; else None.
+    `retry_after_s`: for `UNAVAILABLE`, when to retry; otherwise None.
     """
 
     def __init__(self, kind: V2Status, text: str, retry_after_s: int = 1) -> None:
@@ -54,24 +54,24 @@ class V2Error(Exception):
 
 
 def invalid(text: str) -> V2Error:
-    """Return the error of a request that is wrong in itself."""
+    """Return the error for an invalid request."""
     return V2Error(V2Status.INVALID, text)
 
 
 def internal(text: str) -> V2Error:
-    """Return the error of a request that failed by a fault of the server, or of its model."""
+    """Return the error for a fault of the server, or of its model."""
     return V2Error(V2Status.INTERNAL, text)
 
 
 _BY_GRPC = {kind.grpc_status: kind for kind in V2Status}
 _BY_HTTP = {kind.http_status: kind for kind in reversed(V2Status)}
-_LATER = (503, 504)  # Triton knows no deadline that passed: to it, too late is unavailable
+_LATER = (503, 504)  # Triton has no status for a passed deadline: it is unavailable
 
 
 def v2_error(error: PipelineError | V2Error) -> V2Error:
-    """Return `error` for a caller of the v2 protocol, if it is not yet one.
+    """Return `error` as an error of the v2 protocol.
 
-    A product's own code, which has no other place here, precedes its text.
+    A product's own code, which has no field here, precedes its text.
     """
     if isinstance(error, V2Error):
         return error
@@ -82,7 +82,7 @@ def v2_error(error: PipelineError | V2Error) -> V2Error:
 
 
 def _kind_of(error: PipelineError) -> V2Status:
-    """Return the reason that has the error's statuses; of HTTP's those of Triton alone."""
+    """Return the reason with the error's statuses; of HTTP statuses only Triton's count."""
     status = http_status_of(error)
     if status in _LATER:
         return V2Status.UNAVAILABLE

@@ -1,4 +1,4 @@
-"""RequestForms: what is found out once for all requests that differ in nothing but their data."""
+"""RequestForms: results that are the same for all requests that differ only in their data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARTS = {tuple}  # type of what a form's `parts` returns
 
 
 class Written(msgspec.Struct):
-    """An answer that was written together with others; `text` is what a form writes."""
+    """An answer that was written together with others; `text` is in a form's output."""
 
     text: Any
 
@@ -40,9 +40,9 @@ class RequestForm:
     """Requests of one form, with everything known about them.
 
     Args:
-        fitted: what the model is asked.
+        fitted: the checked request.
         request: one of them.
-        inputs: reads their data; None: it is known of this request alone.
+        inputs: reads their data; None: the form is known of this request only.
         codec: of their protocol.
 
     Attributes:
@@ -64,12 +64,12 @@ class RequestForm:
         self.info: RequestInfo = NO_INFO
 
     def written_each(self, stack: Mapping[str, Any], calls: Sequence[Any]) -> list[Written] | None:
-        """Return the answers to InferCalls, of the arrays of all; None: each is to be written."""
+        """Return the answers to InferCalls from the arrays of all; None: each must be written."""
         texts = self.answers.write_each(stack, [call.id for call in calls])
         return None if texts is None else [Written(text) for text in texts]
 
     def stacked(self, inputs: Sequence[Any]) -> dict[str, Array]:
-        """Return the arrays of requests, one behind the other: of the arrays, or parts, of each."""
+        """Return the joined arrays of requests, from the arrays, or parts, of each."""
         if set(map(type, inputs)) == _PARTS:
             return joined(self.inputs.tensors, inputs)
         arrays = [
@@ -81,12 +81,12 @@ class RequestForm:
         return {name: np.concatenate([array[name] for array in arrays]) for name in arrays[0]}
 
     def asks_again(self, inputs: Any) -> InferRequest:
-        """Return a request of this form, for what has taken its model's place."""
+        """Return a request of this form, for the replacement of its model."""
         return msgspec.structs.replace(self.asked, inputs=self.stacked([inputs]))
 
 
 class InferCall(UnarySink):
-    """One request, between its frontend and the engine; gives the sink itself and the answer."""
+    """One request, between its frontend and the engine; hands itself and the answer to the sink."""
 
     __slots__ = ("_form", "_sink", "id")
 
@@ -99,7 +99,7 @@ class InferCall(UnarySink):
         self._sink.end((self, answer))
 
     def written(self, answer: Any) -> Any:
-        """Return what the form of an engine's answer writes; None: none was learnt."""
+        """Return an engine's answer, written by its form; None: no form is known."""
         if type(answer) is Written:
             return answer.text
         if type(answer) is not ChannelData or answer.error is not None:
@@ -110,17 +110,17 @@ class InferCall(UnarySink):
         return self._form.answers.write(payload, self.id)
 
     def response(self, answer: Any) -> InferResponse:
-        """Return what a caller gets for an engine's answer. Raises V2Error."""
+        """Return the response for an engine's answer. Raises V2Error."""
         fitted = self._form.fitted
         outputs = fitted.outputs(answer)
         return fitted.response(self.id, self._form.asked.parameters, outputs)
 
     def binary(self, response: InferResponse) -> set[str]:
-        """Return those of the outputs that are wanted as bytes behind the JSON."""
+        """Return the outputs that the request wants as bytes after the JSON."""
         return binary_names(self._form.asked, response.outputs)
 
     def learn(self, answer: Any, response: InferResponse) -> None:
-        """Remember how the response of an engine's answer looks."""
+        """Remember the form of the response to an engine's answer."""
         if self._form.inputs is None or type(answer) is not ChannelData:
             return
         payload = answer.payload
@@ -129,7 +129,7 @@ class InferCall(UnarySink):
 
 
 class RequestForms:
-    """The forms that came last.
+    """The most recent forms.
 
     Args:
         inference: asks the models.
@@ -146,10 +146,10 @@ class RequestForms:
     def begin(
         self, body: bytes, length: int | None, caller: CallerInfo, sink: ResponseSink
     ) -> RequestHandle:
-        """Begin a short request; the second of a form makes it known.
+        """Begin a short request; the second request of a form makes the form known.
 
-        The sink is given the InferCall and what `Engine.begin` gives a sink. Raises
-        UnknownFormError, before anything was begun, and what `Engine.begin` does.
+        The sink gets the InferCall and the engine's answer. Raises UnknownFormError, before
+        anything has begun, and what `Engine.begin` does.
         """
         cut = self._codec.cut(body, length)
         form = None if cut is None else self._memory.known.get(cut.key)
@@ -170,7 +170,7 @@ class RequestForms:
     def begin_on(
         self, body: memoryview, length: int, caller: CallerInfo, sink: ResponseSink
     ) -> RequestHandle:
-        """Begin a large request, whose arrays stay where it lies; `learn` makes its form known."""
+        """Begin a large request without copying its arrays; `learn` makes its form known."""
         cut = self._codec.cut(bytes(body[:length]), length)
         form = None if cut is None else self._memory.known.get(cut.key)
         if form is None or not self._inference.is_current(form.fitted):
@@ -181,7 +181,7 @@ class RequestForms:
         return self._begin(form, form.id if cut.id is None else cut.id, inputs, caller, sink)
 
     def learn(self, text: bytes, request: InferRequest, fitted: FittedRequest) -> None:
-        """Make a form known by the JSON of the second of its requests that are large."""
+        """Make a form known by the JSON of its second large request."""
         try:
             cut = self._codec.cut(text, len(text))
         except UnknownFormError:
@@ -247,7 +247,7 @@ class RequestForms:
         caller: CallerInfo,
         sink: ResponseSink,
     ) -> RequestHandle | None:
-        """Have a request wait for others; None: its data are wrong."""
+        """Have a request wait for others; None: its data is invalid."""
         inputs = form.inputs.parts(cut) or form.inputs.read(cut, self._limits)
         if inputs is None:
             return None

@@ -1,4 +1,4 @@
-"""Generate: a model's request and its answers as flat JSON, one member a tensor."""
+"""Generate: a model's request and its answers as flat JSON, with one member for each tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_ONE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that "
     "generates various number of responses"
 )
-"""The error of a request that was answered in no part, or in several."""
+"""The error of a request that was answered with no part, or with several."""
 
 _PARAMETERS = "parameters"
 _ELEMENTS: dict[str, tuple[set[type], str]] = {
@@ -43,12 +43,12 @@ def read_generate(
 ) -> InferRequest:
     """Return the request in a body: `{"IN": 1, "id": "7", "parameters": {...}}`, or nothing.
 
-    A member that is an input of the model, here or among the parameters, becomes its tensor: a
-    value, or a list of them, which are brought into the input's shape. All others are parameters.
-    Of a model that declares no inputs all members are inputs, and of the types that they have.
+    A member with the name of a model's input, here or among the parameters, becomes its tensor: a
+    value, or a list of values, in the input's shape. Other members are parameters. If the model
+    declares no inputs, all members are inputs with the types of their values.
 
     Raises:
-        PackageError: what is wrong, in Triton's words as far as it has any.
+        PackageError: the request is invalid; in Triton's words where it has any.
     """
     members = _members(body)
     request = _Found(interface, limits)
@@ -68,9 +68,9 @@ def read_generate(
 
 
 def write_generate(response: InferResponse, limits: Limits) -> bytes:
-    """Return the JSON of an answer, by its names in order: a tensor of one element is its value.
+    """Return the JSON of an answer, by name in order: a tensor of one element is its value.
 
-    Raises PackageError, PayloadTypeError: an output that has no JSON form.
+    Raises PackageError, PayloadTypeError: an output has no JSON form.
     """
     fields: dict[str, Any] = {
         "model_name": response.model_name,
@@ -94,7 +94,7 @@ def _data(array: Array, limits: Limits) -> Any:
 
 
 def _members(body: bytes) -> Members:
-    """Return the members of a JSON object; of a large one long lists are LongArrays."""
+    """Return the members of a JSON object; long lists of a large object are LongArrays."""
     if not body.strip():
         return []
     try:
@@ -113,11 +113,11 @@ def _members(body: bytes) -> Members:
 
 
 class _Object(list[tuple[str, Any]]):
-    """An object of JSON, in which a name may stand twice."""
+    """A JSON object, in which a name may appear twice."""
 
 
 class _Found:
-    """The inputs and the parameters of a request, as they are found."""
+    """The inputs and parameters of a request, collected member by member."""
 
     def __init__(self, interface: ModelInterface, limits: Limits) -> None:
         self._slots = {slot.name: slot for slot in interface.inputs or ()}
@@ -128,7 +128,7 @@ class _Found:
         self.parameters: Parameters = {}
 
     def add(self, name: str, value: Any) -> None:
-        """Take a member."""
+        """Add a member."""
         slot = self._slots.get(name)
         if slot is None and not self._takes_all:
             self._add_parameter(name, value)
@@ -141,7 +141,7 @@ class _Found:
             self.inputs[name] = _fitted(slot, value, self._batches, self._limits)
 
     def add_parameters(self, value: Any) -> None:
-        """Take what stands under `parameters`."""
+        """Add the members under `parameters`."""
         if isinstance(value, dict):
             value = list(value.items())
         elif type(value) is not _Object:
@@ -166,7 +166,7 @@ class _Found:
 
 
 def _fitted(slot: Slot, value: Any, batches: bool, limits: Limits) -> Array:
-    """Return the tensor of a value, or of a list of them."""
+    """Return the tensor of a value, or of a list of values."""
     data = value if isinstance(value, list | LongArray) and type(value) is not _Object else [value]
     kinds, words = _ELEMENTS[DATATYPES[slot.datatype].kind]
     if isinstance(data, list) and not kinds.issuperset(map(type, data)):
@@ -187,7 +187,7 @@ def _count(data: list[Any] | LongArray, name: str) -> int:
 
 
 def _shape_of(slot: Slot, count: int, batches: bool) -> list[int]:
-    """Return a shape of so many elements: what is left is the innermost size that is free."""
+    """Return a shape with so many elements: the innermost free size takes the rest."""
     shape = slot.full_shape(batches)
     fixed = math.prod(size for size in shape if size >= 0)
     if count and (fixed == 0 or count % fixed):
@@ -225,7 +225,7 @@ _GUESSES: Mapping[frozenset[type], str] = {
 
 
 def _guessed(name: str, value: Any, limits: Limits) -> Array:
-    """Return the tensor of one dimension that a value is by its own type."""
+    """Return the one-dimensional tensor of a value, by the value's type."""
     data = value if isinstance(value, list | LongArray) and type(value) is not _Object else [value]
     first = data if isinstance(data, list) else next(data.pieces(), [])
     datatype = _GUESSES.get(frozenset(map(type, first)))

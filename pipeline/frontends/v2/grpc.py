@@ -51,10 +51,10 @@ from pipeline.proto.v2.codec import (
 from pipeline.proto.v2.forms import UnknownFormError
 from pipeline.proto.v2.message_forms import message_codec, raw_place
 
-_CLOCKS_DIFFER_S = 0.01  # at most gRPC's own and the engine's
+_CLOCKS_DIFFER_S = 0.01  # maximum difference between gRPC's clock and the engine's
 _FINAL = "triton_final_response"
 _WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
-_ERRORS_END = "triton_grpc_error"  # among a stream's metadata
+_ERRORS_END = "triton_grpc_error"  # key in a stream's metadata
 _IN_STREAM = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
 
 _Request = TypeVar("_Request", bound=Message)
@@ -70,10 +70,9 @@ def inference_service(
     takes_trace: bool = True,
     memory: MemoryDomain = LOCAL,
 ) -> GrpcService:
-    """Return the service for a GrpcFrontend; `offload` reads and writes the large messages.
+    """Return the service for a GrpcFrontend; `offload` reads and writes large messages.
 
-    With `takes_trace` the engine receives the caller's traceparent. Large messages are kept in
-    `memory`.
+    With `takes_trace` the engine receives the client's traceparent. `memory` keeps large messages.
     """
     how = (offload or Offload(threads=0), limits or Limits(), takes_trace, memory)
     calls, inference = _Calls(models), _InferenceCalls(models.inference, *how)
@@ -106,7 +105,7 @@ def inference_service(
 
 
 class _Calls:
-    """The methods, message in and message out. They raise V2Error and PipelineError."""
+    """The methods, from message to message. They raise V2Error and PipelineError."""
 
     def __init__(self, models: ModelRepository) -> None:
         self._models = models
@@ -118,7 +117,7 @@ class _Calls:
         return pb.ServerReadyResponse(ready=await self._models.is_ready())
 
     async def model_ready(self, request: pb.ModelReadyRequest, call: GrpcCall) -> Message:
-        number_of(request.version)  # may refuse it
+        number_of(request.version)  # refuses an invalid version
         is_ready = await self._models.is_model_ready(request.name, request.version)
         return pb.ModelReadyResponse(ready=is_ready)
 
@@ -252,7 +251,7 @@ class _InferenceCalls:
             raise _failure(error) from error
 
     def begin(self, message: Piece, call: GrpcCall, sink: ResponseSink) -> RequestHandle | None:
-        """Begin a short request, or one of a form that is known; see `DirectMethod`."""
+        """Begin a short request, or one of a known form; see `DirectMethod`."""
         if isinstance(message, bytes) and len(message) > SHORT_BYTES:
             return None
         caller = self._caller_info(call, call.time_left())
@@ -266,7 +265,7 @@ class _InferenceCalls:
             raise _ended(error, call) from error
 
     def reply(self, answer: Any, call: GrpcCall) -> Reply:
-        """Return the answer, written; see `DirectMethod`."""
+        """Return the written answer; see `DirectMethod`."""
         asked, response = answer
         written: bytes | list[Piece] | None = asked.written(response)
         if written is None:
@@ -279,7 +278,7 @@ class _InferenceCalls:
         return (await self._offload.run(partial(joined, pieces), call.time_left()))[0]
 
     async def _placed(self, message: bytes, call: GrpcCall) -> memoryview:
-        """Return a long message where its arrays may stay, as workers can read them there."""
+        """Return a long message in memory that workers can read."""
         place = self._memory.place(len(message), raw_place(message)[1])
         try:
             await self._offload.run(partial(np.copyto, place, np.frombuffer(message, np.uint8)))
@@ -288,7 +287,7 @@ class _InferenceCalls:
         return place.data
 
     async def _finish(self, asked: InferCall, answer: Any, call: GrpcCall) -> bytes | list[Piece]:
-        """Write an answer of a kind that is not known yet."""
+        """Write an answer of a form that is not known yet."""
         try:
             if is_short_answer(answer):
                 response = asked.response(answer)
@@ -343,9 +342,9 @@ class _InferenceCalls:
     def model_stream_infer(
         self, messages: AsyncIterator[bytes], call: GrpcCall
     ) -> AsyncGenerator[bytes, None]:
-        """Answer the requests of a stream, which are worked on side by side.
+        """Answer the requests of a stream, which run side by side.
 
-        If its caller wants that, the first error is the status that the stream ends with.
+        If the client asks for it, the first error is the status that ends the stream.
         """
         answers = partial(self._stream_answers, call, call.header(_ERRORS_END) == "true")
         return side_by_side(messages, answers)
@@ -353,9 +352,10 @@ class _InferenceCalls:
     async def _stream_answers(
         self, call: GrpcCall, errors_end: bool, message: bytes, place: Place
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the answers to one request of a stream; an error is one too, if it does not end it.
+        """Yield the answers to one request of a stream, also errors that do not end the stream.
 
-        Of models that answer in parts they come when they are there, between those to others.
+        A model that answers in parts sends them when they are ready, between those to other
+        requests.
         """
         try:
             request, left_s = await self._read(message, call.time_left())
@@ -406,7 +406,7 @@ def _ended(error: V2Error | PipelineError, call: GrpcCall) -> GrpcError:
 
 
 def _id_of(message: bytes) -> str:
-    """Return the id of a request, if it is one."""
+    """Return the id of a request, if the message is one."""
     try:
         return pb.ModelInferRequest.FromString(message).id
     except DecodeError:
@@ -435,7 +435,7 @@ def _written_of_stream(response: InferResponse, is_final: bool) -> bytes:
 def _unary(
     kind: type[_Request], answer: Callable[[_Request, GrpcCall], Awaitable[Message]]
 ) -> Unary:
-    """Return `answer` from bytes to bytes, with gRPC's statuses for errors."""
+    """Return `answer` as a function from bytes to bytes, with gRPC's statuses for errors."""
 
     async def method(message: bytes, call: GrpcCall) -> bytes:
         try:

@@ -41,7 +41,7 @@ _NAME = r"(?P<name>[^/]+)"
 _VERSION = r"(?:/versions/(?P<version>[0-9]+))?"
 _GET_OR_POST = ("GET", "POST")
 _REGION = r"(?:/region/(?P<name>[^/]+))?"
-_REPOSITORY = r"(?:/[^/]+)?"  # its name, which Triton takes and passes over
+_REPOSITORY = r"(?:/[^/]+)?"  # its name, which Triton accepts and ignores
 _LIVE, _READY = r"/v2/health/live", r"/v2/health/ready"
 _PLAIN = re.compile(rf"{_LIVE}|{_READY}|/v2/models/[^/]+(?:/versions/[0-9]+)?/(?:ready|infer)")
 """Paths of which Triton's refusals are plain text, though they are JSON."""
@@ -53,12 +53,12 @@ class InferenceRoutes:
     """`/v2` and every path below it.
 
     Args:
-        models: who is asked.
-        offload: where large requests and answers are read and written; its owner stops it.
+        models: answer the requests.
+        offload: reads and writes large messages; its owner stops it.
         limits: of JSON.
 
     Attributes:
-        inference: the part of it that also has a lane.
+        inference: the part that also has a lane.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class InferenceRoutes:
         inference = HttpInference(models.inference, self._offload, self._limits)
         self.inference: HttpInference = inference
         model = rf"/v2/models/{_NAME}{_VERSION}"
-        # The first that matches: a model called "stats" can be asked for with its version.
+        # The first match counts: a model called "stats" needs its version in the path.
         routes: list[tuple[str, str, _Answer]] = [
             (r"/v2", "GET", self._server),
             (_LIVE, "GET", self._live),
@@ -103,7 +103,7 @@ class InferenceRoutes:
         self._routes = [(re.compile(path), method, answer) for path, method, answer in routes]
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Return the endpoint that answers it: one for each path below `/v2`, known or not."""
+        """Return the endpoint of a path below `/v2`; one answers unknown paths."""
         path = request.raw_path
         if path != "/v2" and not path.startswith("/v2/"):
             return None
@@ -172,7 +172,7 @@ class InferenceRoutes:
         except V2Error as error:
             if error.kind is not V2Status.UNAVAILABLE:
                 raise
-            return failed(503, str(error))  # and no Retry-After: it stays so
+            return failed(503, str(error))  # without Retry-After: it will not change
         return WebResponse(200, b"")
 
     async def _load_from_repository(self, asked: ModelRequest) -> WebResponse:
@@ -222,7 +222,7 @@ class InferenceRoutes:
 
 
 def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
-    """Return `answer` in whose replies errors have the protocol's form."""
+    """Return `answer` with errors in the protocol's form."""
 
     async def endpoint(request: WebRequest) -> WebResponse | WebStream:
         asked = ModelRequest(request, names.get("name", ""), names.get("version", ""))
@@ -235,7 +235,7 @@ def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
 
 
 def _refusing(method: str, is_plain: bool) -> _Answer:
-    """Answers requests by other methods than `method`; "": than GET and POST."""
+    """Return an endpoint that refuses other methods than `method`; "": than GET and POST."""
 
     async def answer(asked: ModelRequest) -> WebResponse:
         allow = ((b"allow", (method or ", ".join(_GET_OR_POST)).encode()),)
@@ -253,7 +253,7 @@ def _json(value: Any, status: int = 200) -> WebResponse:
 
 
 def _wants_ready(body: bytes) -> bool:
-    """Return `ready` of a request for the index, which is empty or has `{"ready": true}`."""
+    """Return `ready` of a request for the index: an empty body, or `{"ready": true}`."""
     only_ready = json_object(body, "index").get("ready", False)
     if not isinstance(only_ready, bool):
         raise invalid('the index request must be a JSON object; its "ready" is true or false')

@@ -54,7 +54,7 @@ class CallerInfo(NamedTuple):
 
 
 class OutputsAndParameters(dict[str, Array]):
-    """Outputs of a model that says more in its answer."""
+    """Outputs of a model that also answers parameters."""
 
     def __init__(self, outputs: dict[str, Array], parameters: Parameters) -> None:
         super().__init__(outputs)
@@ -65,11 +65,11 @@ class FittedRequest(msgspec.Struct, frozen=True):
     """A request that fits its model.
 
     Args:
-        wanted: the outputs that it asks for; empty: all.
+        wanted: the requested outputs; empty: all.
         rows: its number of samples.
-        limit_s: the `timeout` among its parameters, where it counts.
+        limit_s: its parameter `timeout`, if that applies.
         changes: the registry's count of changes when the request was checked.
-        classes: the number of classes, by output that is wanted as classes.
+        classes: the number of classes, by output that is requested as classes.
     """
 
     entry: ModelEntry
@@ -82,13 +82,13 @@ class FittedRequest(msgspec.Struct, frozen=True):
     classes: Mapping[str, int] = {}
 
     def left_of(self, timeout_s: float | None) -> float | None:
-        """Return the time that it has, of its caller's and its own."""
+        """Return its remaining time: the caller's, or its own if that is shorter."""
         if timeout_s is None or self.limit_s is None:
             return self.limit_s if timeout_s is None else timeout_s
         return min(timeout_s, self.limit_s)
 
     def outputs(self, answer: Any) -> dict[str, Array]:
-        """Return the outputs in an engine's answer, maybe with parameters. Raises V2Error."""
+        """Return the outputs in an engine's answer, possibly with parameters. Raises V2Error."""
         message = answer.message if isinstance(answer, LargeResponse) else answer
         model, interface = self.model, self.interface
         ensemble = model.name if isinstance(model, PipelineModel) else ""
@@ -103,14 +103,16 @@ class FittedRequest(msgspec.Struct, frozen=True):
         return OutputsAndParameters(outputs, answered) if answered else outputs
 
     def failed(self, request_id: str, error: V2Error) -> InferResponse:
-        """Return an answer that is an error, of several."""
+        """Return a response with an error, as one of several."""
         response = InferResponse(self.entry.name, self.entry.version, request_id)
         return msgspec.structs.replace(response, error=error)
 
     def response(
         self, request_id: str, asked: Parameters, outputs: dict[str, Array]
     ) -> InferResponse:
-        """Return the answer to a request that `asked` so; an ensemble repeats its sequence."""
+        """Return the response to a request with parameters; an ensemble repeats those of its
+        sequence.
+        """
         entry = self.entry
         parameters: Parameters = {}
         if entry.op is None and isinstance(self.model, ConfiguredModel):
@@ -121,15 +123,15 @@ class FittedRequest(msgspec.Struct, frozen=True):
 
 
 class Inference:
-    """The way to ask the models of a server.
+    """Sends requests to the models of a server.
 
     Args:
-        views: the models that are asked.
-        offload: where large requests and answers are examined; its owner stops it.
+        views: the models.
+        offload: checks large requests and answers; its owner stops it.
         forwarding: the headers that hooks and filters get; None: no headers.
         regions: shared memory of callers.
-        limits: of text in it.
-        traces: of requests whose turn it is.
+        limits: of text in shared memory.
+        traces: select requests to trace.
     """
 
     def __init__(
@@ -156,10 +158,9 @@ class Inference:
         caller: CallerInfo = CallerInfo(),  # noqa: B008 - it cannot be changed
         learn: Callable[[InferRequest, FittedRequest], object] | None = None,
     ) -> InferResponse:
-        """Run the pipeline, or one Op alone; `learn` receives the checked request.
+        """Run the pipeline, or only one Op; `learn` receives the checked request.
 
-        Raises V2Error: with Triton's texts, for what does not fit the model; and for whatever the
-        request ended in.
+        Raises V2Error: the request does not fit the model (with Triton's texts), or it failed.
         """
         try:
             async with self._opened(request, caller.timeout_s) as (request, left_s):
@@ -181,11 +182,11 @@ class Inference:
         caller: CallerInfo,
         entrance: Place | None = None,
     ) -> AsyncGenerator[tuple[InferResponse, bool], None]:
-        """Run as `infer` does; yield each answer, and whether others follow it, or may.
+        """Run as `infer` does; yield each answer, and whether others follow it, or may follow.
 
-        See `answers_to`; a part may say that it is the last. An error, also one behind some parts,
-        is raised; one that is a part is in its answer. With an `entrance` the engine is asked when
-        those before have asked it.
+        See `answers_to`; a part may say that it is the last. An error, also after some parts, is
+        raised; an error as a part is in its answer. With an `entrance` the engine gets the request
+        after those before it.
         """
         try:
             async with self._opened(request, caller.timeout_s) as (request, left_s):
@@ -214,7 +215,7 @@ class Inference:
     def begin_of(
         self, entry: ModelEntry, request_id: str, inputs: Mapping[str, Array], door: FrontendStages
     ) -> Begin:
-        """Return what begins a request at a model, and has it traced, if it is its turn."""
+        """Return the function that begins a request at a model, with a trace if it is selected."""
         if self._traces.is_off:
             return entry.served.engine.begin
         return self._traces.begin_of(Asked(entry, request_id, inputs), door)
@@ -223,7 +224,7 @@ class Inference:
     async def _opened(
         self, request: InferRequest, left_s: float | None
     ) -> AsyncIterator[tuple[InferRequest, float | None]]:
-        """Give a request with what is in shared memory, which is kept, and the time left."""
+        """Yield a request with its data from shared memory, which is held, and the time left."""
         names = request.regions if request.shared or request.outputs else ()
         if not names:
             yield request, left_s
@@ -236,7 +237,7 @@ class Inference:
     async def _stored(
         self, response: InferResponse, places: Mapping[str, SharedPlace]
     ) -> InferResponse:
-        """Put outputs in shared memory, where their caller has places for them."""
+        """Put outputs into shared memory, where the request has places for them."""
         if not places:
             return response
         return (await self._offload.run(partial(stored, response, places, self._regions)))[0]
@@ -248,7 +249,7 @@ class Inference:
         caller: CallerInfo,
         left_s: float | None,
     ) -> tuple[Request, float | None, RequestTarget]:
-        """Return what the engine is asked."""
+        """Return the engine's input."""
         left_s = fitted.left_of(left_s)
         route = partial(self.route, fitted, request.inputs, request.id, request.parameters, caller)
         if is_short(request.inputs):
@@ -264,7 +265,7 @@ class Inference:
         answer: Any,
         left_s: float | None = None,
     ) -> InferResponse:
-        """Return what a caller gets for an engine's answer; `said`: its id and parameters."""
+        """Return the response for an engine's answer; `said`: its id and parameters."""
         if is_short_answer(answer):
             outputs = fitted.outputs(answer)
         else:
@@ -272,11 +273,11 @@ class Inference:
         return fitted.response(*own, outputs)
 
     def fit(self, request: InferRequest) -> FittedRequest:
-        """Return what the model is asked. Raises V2Error for what does not fit it."""
+        """Return the checked request. Raises V2Error if it does not fit the model."""
         entry = self.views.entry(request.model_name, request.model_version)
         model = self.views.view(entry)
         wanted = [output.name for output in request.outputs]
-        # The description may change while the model runs: its workers may load it just then.
+        # The description may change during the check: workers may be loading the model.
         interface = model.interface
         try:
             limit_s = timeout_of(request.parameters)
@@ -291,7 +292,7 @@ class Inference:
         return FittedRequest(entry, model, interface, wanted, rows, limit_s, changes, classes)
 
     def is_current(self, fitted: FittedRequest) -> bool:
-        """Return whether `fit` would still find the same model with the same interface."""
+        """Return whether `fit` would find the same model with the same interface again."""
         return (
             fitted.changes == self._registry.changes
             and not fitted.entry.is_unloaded
@@ -306,7 +307,7 @@ class Inference:
         parameters: Parameters,
         caller: CallerInfo,
     ) -> tuple[Request, RequestTarget]:
-        """Return what the engine takes. Raises V2Error, PipelineError."""
+        """Return the engine's input. Raises V2Error, PipelineError."""
         raw, target = fitted.model.routed(inputs, request_id, fitted.rows, caller.traceparent)
         if self._takes_info:
             info = self.info(fitted, request_id, parameters, caller.headers)
@@ -320,13 +321,13 @@ class Inference:
         parameters: Parameters,
         headers: Headers,
     ) -> RequestInfo:
-        """Return what a request says beside its data."""
+        """Return the request info."""
         chosen = self._forwarding.choose(headers()) if self._forwarding else {}
         return info_of(request_id, parameters, chosen, fitted.wanted)
 
     @property
     def forwards(self) -> bool:
-        """Return whether a request's headers are part of what it says."""
+        """Return whether headers of a request are forwarded."""
         return self._forwarding is not None
 
     @property
@@ -341,9 +342,9 @@ class Inference:
         written_each: Callable[[Arrays, Sequence[Any]], Sequence[Any] | None],
         stacked: Callable[[Sequence[Any]], Arrays],
     ) -> ConvoyCollector | None:
-        """Return where requests of a form wait for each other; None: each goes by itself.
+        """Return the collector for requests of a form; None: they never form convoys.
 
-        `asks_again`: makes another request of such inputs, for a model that was loaded anew.
+        `asks_again`: makes a request of the same inputs for a model that was loaded again.
         `written_each`, `stacked`: see `ConvoyCollector`.
         """
         if not self._registry.is_repository or fitted.limit_s is not None:
@@ -364,12 +365,12 @@ class Inference:
 
 
 def _routed(model: Model, inputs: Arrays, rows: int) -> tuple[Any, RequestTarget]:
-    """Return what an engine takes, but for what callers say beside it."""
+    """Return the engine's input, without the caller's info."""
     return model.routed(inputs, "", rows, "")
 
 
 def is_short_answer(answer: Any) -> bool:
-    """Return whether an engine's answer can be looked into on the event loop."""
+    """Return whether the event loop may inspect an engine's answer."""
     if isinstance(answer, ChannelData):
         payload = answer.payload
         return is_short(payload) if type(payload) is dict else weight(payload) <= SHORT_BYTES

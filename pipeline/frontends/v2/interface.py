@@ -1,4 +1,4 @@
-"""ModelInterface: the inputs and outputs of a model, and whether what comes and goes fits them."""
+"""ModelInterface: the inputs and outputs of a model, and checks of requests and answers by it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BATCH_NOTE = (
 class Slot(msgspec.Struct, frozen=True):
     """One input or output. `shape` is without the batch; None: of any rank.
 
-    `is_scalar`: the model's file says so; v2 takes it of any rank, such as [1].
+    `is_scalar`: the model's file declares a scalar; v2 accepts any rank, for example [1].
     """
 
     name: str
@@ -39,20 +39,20 @@ class Slot(msgspec.Struct, frozen=True):
     is_scalar: bool = False
 
     def full_shape(self, batches: bool) -> list[int]:
-        """As the caller of a model sees it, which `batches`."""
+        """Return the shape for callers of a model that `batches`."""
         shape = [ANY] if self.shape is None else list(self.shape)
         return [ANY, *shape] if batches else shape
 
 
 class ModelInterface(msgspec.Struct, frozen=True):
-    """A model's side that callers see.
+    """A model's interface for callers.
 
     Args:
         inputs: None: any inputs.
         outputs: None: any outputs.
         max_batch_size: 0: a request is one sample; otherwise the first dimension of every input and
             output is the batch.
-        checks_shapes: of outputs; False: they keep the model's shapes.
+        checks_shapes: of outputs; False: outputs keep the model's shapes.
     """
 
     inputs: tuple[Slot, ...] | None = None
@@ -65,7 +65,7 @@ class ModelInterface(msgspec.Struct, frozen=True):
         return self.max_batch_size > 0
 
     def check_inputs(self, model: str, inputs: Mapping[str, Array]) -> int:
-        """Return the number of samples. Raises V2Error for inputs that are not the model's."""
+        """Return the number of samples. Raises V2Error for inputs that do not fit the model."""
         if self.inputs is None:
             return 1
         self._check_names(model, self.inputs, inputs)
@@ -145,7 +145,7 @@ def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
 
 
 def slots_of(tensors: Sequence[Tensor]) -> tuple[Slot, ...] | None:
-    """Return the interface that an Op declares; None if it declares nothing."""
+    """Return the interface that an Op declares, or None."""
     slots = tuple(Slot(tensor.full_name, tensor.datatype, tensor.shape) for tensor in tensors)
     return slots or None
 
@@ -155,15 +155,15 @@ def interface_of(
 ) -> ModelInterface | None:
     """Return the interface of a model that a worker has loaded.
 
-    It takes batches if the first dimension of all its inputs and outputs may be of any size.
+    It takes batches if the first dimension of all inputs and outputs may have any size.
 
     Args:
         batch_size: of the Op.
         fetch: the outputs that the Op fetches; None: all.
-        most: the batch size that the Op says itself; 0: it says none.
+        most: the batch size that the Op declares; 0: not declared.
 
     Returns:
-        None for a model with a tensor that the protocol has no datatype for.
+        None for a model with a tensor of a datatype that the protocol lacks.
     """
     outputs = [noted for noted in note.outputs if not fetch or noted.name in fetch]
     batches = bool(note.inputs) and all(map(_is_batched, (*note.inputs, *outputs)))
@@ -172,16 +172,16 @@ def interface_of(
             tuple(_slot(noted, batches) for noted in note.inputs),
             tuple(_slot(noted, batches) for noted in outputs),
             announced_batch(most, batch_size) if batches else 0,
-            checks_shapes=False,  # exporters declare [1] for what comes as [rows]
+            checks_shapes=False,  # exporters declare [1] for outputs of shape [rows]
         )
     except PayloadTypeError:
         return None
 
 
 def interface_of_config(config: ModelConfig, checks_shapes: bool = True) -> ModelInterface:
-    """Return the interface of a model of a repository, as its configuration says it.
+    """Return the interface from the configuration of a repository's model.
 
-    `checks_shapes`: of outputs, as its backend has it.
+    `checks_shapes`: of outputs, depends on its backend.
     """
     return ModelInterface(
         tuple(_slot_of_config(tensor, tensor.optional) for tensor in config.input),

@@ -1,4 +1,4 @@
-"""JSON objects in the bodies of v2's requests other than inference."""
+"""JSON objects in v2's requests other than inference."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pipeline.proto.slices import SHORT_BYTES
 
 
 def json_object(body: bytes, what: str, most_bytes: int = SHORT_BYTES) -> dict[str, Any]:
-    """Return the object in a body of a request to do `what`; an empty body has no members.
+    """Return the object in the body of a request to do `what`; an empty body has no members.
 
-    Raises V2Error, with Triton's words for what is no JSON; for a body of more bytes than it takes.
+    Raises V2Error, with Triton's words for invalid JSON; also for a body that is too large.
     """
     if len(body) > most_bytes:
         text = f"the {what} request has {len(body)} bytes, and {most_bytes} are allowed"

@@ -1,4 +1,4 @@
-"""LogSettings: what v2 shows of a server's logs, and changes while it runs."""
+"""LogSettings: shows and changes a server's log settings by the v2 protocol."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MOST = 2**31 - 1
 
 
 class LogSettings:
-    """The settings of one server; levels are those of all logs of its process.
+    """The settings of one server; the levels apply to all logs of its process.
 
-    The format is only shown: our lines have one form. So is the file, which nobody names here.
+    The format is read-only: our lines have one form. So is the file, which is not configured here.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class LogSettings:
         return {_FILE: "", **switches, **settings}
 
     def change(self, values: Mapping[str, Any]) -> None:
-        """Change settings; None leaves one unchanged, and unknown ones are ignored.
+        """Change settings; None leaves a setting unchanged, and unknown ones are ignored.
 
-        Raises V2Error, in Triton's words; nothing is changed then.
+        Raises V2Error, in Triton's words, before anything is changed.
         """
         given = {name: value for name, value in values.items() if value is not None}
         if _FILE in given:
@@ -58,7 +58,7 @@ class LogSettings:
 
 
 def settings_of_message(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a message: a value, or None for one without."""
+    """Return the settings of a message; None: a setting without a value."""
     changes = {}
     for name, value in settings.items():
         kind = value.WhichOneof("parameter_choice")

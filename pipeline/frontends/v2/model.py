@@ -1,4 +1,4 @@
-"""Models of the v2 protocol, by name and version: the whole pipeline, or one of its Ops alone."""
+"""Models of the v2 protocol, by name and version: the whole pipeline, or only one Op."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from pipeline.proto.v2.raw import Array, with_text
 MetadataOf = Callable[[Op], ModelMetadata | None]
 """`Engine.note`: of the model that an Op's workers have loaded."""
 
-_EMPTY = Request()  # for what looks at a request that has not come as one
+_EMPTY = Request()  # for hooks that expect a Request
 
 
 class PipelineModel:
-    """The whole graph; to its callers it is what Triton calls an ensemble.
+    """The whole graph; its callers see it as an ensemble of Triton.
 
-    Its inputs are what the RequestOp declares; its outputs what the ResponseOp declares or, if
-    that declares nothing, the last Op. `is_decoupled`: it answers in parts.
+    Its inputs are the RequestOp's declared ones; its outputs the ResponseOp's or, if that declares
+    none, the last Op's. `is_decoupled`: it answers in parts.
     """
 
     op: Op | None = None
@@ -75,7 +75,7 @@ class PipelineModel:
     def routed(
         self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str
     ) -> tuple[Request, RequestTarget]:
-        """Return what the engine takes, if the inputs fit. Raises V2Error, PipelineError."""
+        """Return the engine's input, if the inputs fit. Raises V2Error, PipelineError."""
         values = values_of(inputs, self.interface)
         raw, payload = _EMPTY, None
         if self._unpacks:
@@ -88,14 +88,13 @@ class PipelineModel:
 
 
 class OpModel:
-    """One Op alone.
+    """Only one Op.
 
-    If it declares its inputs, the Op as a whole: they come to `preprocess`. Else, if its workers
-    have loaded a model, that model: its inputs come to `process`. `is_decoupled`: it answers in
-    parts.
+    If the Op declares inputs, they go to `preprocess`. Otherwise, if its workers have loaded a
+    model, the inputs are the model's and go to `process`. `is_decoupled`: it answers in parts.
 
     Raises:
-        ConfigError: what the Op declares does not fit the graph.
+        ConfigError: the Op's declarations do not fit the graph.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class OpModel:
 
     @property
     def _own(self) -> ModelInterface | None:
-        """That of the model that its workers have loaded."""
+        """Return the interface of the model that its workers have loaded."""
         note = self._metadata_of(self.op)
         if note is not self._noted:
             self._noted, self._of_note = note, None if note is None else self._read(note)
@@ -152,7 +151,7 @@ class OpModel:
     def routed(
         self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str
     ) -> tuple[Request, RequestTarget]:
-        """Return what the engine takes, if the inputs fit. Raises V2Error, PipelineError."""
+        """Return the engine's input, if the inputs fit. Raises V2Error, PipelineError."""
         if self._declared is not None:
             payload: Any = self._input_dicts(values_of(inputs, self._declared))
         elif self._own is not None:
@@ -171,7 +170,7 @@ class OpModel:
         return _EMPTY, route
 
     def _input_dicts(self, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the input of `preprocess`: values by the Op that would give them, and by name."""
+        """Return the input of `preprocess`: values by input Op and name."""
         inputs: dict[str, dict[str, Any]] = {producer: {} for producer in self._producers}
         for tensor in self._inputs:
             source = tensor.source or self._producers[0]
@@ -180,10 +179,10 @@ class OpModel:
 
 
 class ConfiguredModel:
-    """A model of a repository, which its configuration describes.
+    """A model of a repository, with a configuration.
 
-    `process` of the Op gets its inputs unchanged; without an `op` it is the whole graph.
-    `labels` are names of classes, by output.
+    `process` of the Op gets its inputs unchanged; without an `op` it is the whole graph. `labels`
+    are names of classes, by output.
     """
 
     def __init__(
@@ -203,7 +202,7 @@ class ConfiguredModel:
     def routed(
         self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str
     ) -> tuple[Request, RequestTarget]:
-        """Return what the engine takes."""
+        """Return the engine's input."""
         payload = {name: with_text(array) for name, array in inputs.items()}
         route = RequestTarget(
             self.op,
@@ -240,17 +239,17 @@ def _check_sources(op: Op, inputs: Sequence[Tensor], producers: Sequence[str]) -
 
 
 class ModelViews:
-    """The models of a server as callers of v2 see them.
+    """The models of a server for callers of v2.
 
-    The methods that take a model's name, and a version that may be "", raise V2Error for an unknown
+    The methods with a model's name, and a version that may be "", raise V2Error for an unknown
     model or version.
 
     Args:
-        registry: has them.
-        control: of a repository, from which they are loaded; None: there is none.
+        registry: of the server's models.
+        control: of the repository that they are loaded from, or None.
 
     Raises:
-        ConfigError: what an Op declares of its inputs does not fit the graph.
+        ConfigError: an Op's declared inputs do not fit the graph.
     """
 
     def __init__(self, registry: ModelRegistry, control: RepositoryControl | None = None) -> None:
@@ -261,7 +260,7 @@ class ModelViews:
             self.view(entry)
 
     def view(self, entry: ModelEntry) -> Model:
-        """Return a model with its interface, made when it is first asked for."""
+        """Return a model with its interface, which is made at the first request for it."""
         if entry not in self._views:
             if entry.served.model_config is not None:
                 known = set(self.registry.entries())
@@ -285,10 +284,10 @@ class ModelViews:
         return self._views[entry]
 
     def has(self, name: str) -> bool:
-        """Return whether there is a model of this name, in any version."""
+        """Return whether a model of this name exists, in any version."""
         try:
             return bool(self.registry.versions(name))
-        except InputError:  # which is the answer to every request for it
+        except InputError:  # every request for the model gets this error
             return False
 
     def interface(self, name: str, version: str = "") -> ModelInterface:
@@ -307,7 +306,7 @@ class ModelViews:
         return self.view(self.entry(name, version)).is_decoupled
 
     def check_unary(self, name: str, version: str, door: str) -> None:
-        """Raise V2Error for a model that answers in parts, for which the `door` has no place."""
+        """Raise V2Error for a model that answers in parts, which the `door` cannot return."""
         if self.is_decoupled(name, version):
             text = f"{door} doesn't support models with decoupled transaction policy"
             raise V2Error(V2Status.UNSUPPORTED, text)
@@ -339,7 +338,7 @@ class ModelViews:
 
 
 def number_of(version: str) -> int | None:
-    """Return the version that a caller asks for; None: any. Raises V2Error: it is not a number."""
+    """Return the requested version; None: any. Raises V2Error: it is not a number."""
     try:
         return version_number(version)
     except StatisticsError as error:

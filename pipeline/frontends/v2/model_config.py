@@ -15,7 +15,7 @@ from pipeline.engine.graph import Graph
 from pipeline.frontends.v2.interface import ModelInterface, Slot
 from pipeline.op import Op
 
-# Some clients look them up: Triton's answers also contain settings that are not set.
+# Some clients need these keys: Triton's answers also contain settings that are not set.
 _INPUT_DEFAULTS = {
     "format": "FORMAT_NONE",
     "is_shape_tensor": False,
@@ -66,7 +66,7 @@ def config_of_op(
 
 
 def _tell_ragged(config: dict[str, Any], settings: OpConfig) -> None:
-    """Add which inputs are ragged, and what is made of their shapes."""
+    """Add the ragged inputs, and the inputs with their shapes."""
     for tensor in config["input"]:
         tensor["allow_ragged_batch"] = tensor["name"] in settings.allow_ragged_batch
     for key in ("batch_input", "batch_output"):
@@ -86,7 +86,7 @@ def _sequence_batching(settings: OpConfig, max_batch_size: int) -> dict[str, Any
         }
     else:
         whole = [max_batch_size] if max_batch_size else []
-        strategy = {  # also of iterative ones without a strategy: who has waited longest goes
+        strategy = {  # also of iterative Ops without a strategy: the longest wait is first
             "max_candidate_sequences": sequence.max_candidates,
             "preferred_batch_size": list(sequence.preferred_batch_sizes) or whole,
             "max_queue_delay_microseconds": delay_us,
@@ -176,8 +176,8 @@ def config_of_pipeline(
 def step_of(model: str, op: Op, graph: Graph) -> dict[str, Any]:
     """Return one Op as a step of the ensemble.
 
-    The maps have what it declares. A tensor between Ops is called "<Op that gives it>.<name>";
-    the first Ops' inputs and the last Op's outputs are those of the pipeline.
+    The maps have its declared tensors. A tensor between Ops is called "<source Op>.<name>"; the
+    first Ops' inputs and the last Op's outputs have the pipeline's names.
     """
     producers = [producer.name for producer in op.get_input_ops()]
     input_map = {}
@@ -203,7 +203,7 @@ def _config_of(
 ) -> dict[str, Any]:
     return {
         "name": name,
-        # As in Triton's configurations; the metadata of such a model do say "python".
+        # As in Triton's configurations; the metadata of such a model has "python".
         "platform": "" if platform == "python" else platform,
         "backend": _BACKENDS.get(platform, ""),
         "version_policy": {"latest": {"num_versions": 1}},
@@ -235,7 +235,7 @@ def _data_type(datatype: str) -> str:
 
 
 def _instance_group(name: str, settings: OpConfig) -> dict[str, Any]:
-    """Return the Op's workers, which take turns on its cards; Triton's would not."""
+    """Return the Op's workers, which share its GPUs in turn; Triton's instances would not."""
     devices = settings.local_service_conf.devices
     cards = [int(card) for card in devices.split(",")] if devices.strip() else []
     group: dict[str, Any] = {
@@ -244,7 +244,7 @@ def _instance_group(name: str, settings: OpConfig) -> dict[str, Any]:
         "count": settings.concurrency,
         "gpus": cards,
     }
-    for needs in settings.rate_limiter[:1]:  # one group is shown, of all workers
+    for needs in settings.rate_limiter[:1]:  # shown as one group with all workers
         resources = [
             {"name": resource.name, "global": resource.is_global, "count": resource.count}
             for resource in needs.resources

@@ -1,4 +1,4 @@
-"""Parameters of a request: the protocol's own names, and the parameters that hooks receive."""
+"""Parameters of a request: the protocol's own, and those for hooks."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _OF_INFO = (*OF_SEQUENCES, "priority")
 
 
 def timeout_of(parameters: Mapping[str, object]) -> float | None:
-    """Return the seconds of `timeout`, which is in microseconds; None: no limit.
+    """Return the parameter `timeout`, which is in microseconds, in seconds; None: no limit.
 
-    Raises V2Error for a parameter of the protocol's own with a value of another kind, for a name
-    that is reserved, and for the id of a sequence that is too long.
+    Raises V2Error for a parameter of the protocol with a value of another kind, for a reserved
+    name, and for a sequence id that is too long.
     """
     for name, value in parameters.items():
         if name in _KINDS:
@@ -71,7 +71,7 @@ def info_of(
     headers: Mapping[str, str],
     outputs: Sequence[str] = (),
 ) -> RequestInfo:
-    """Return what a request says beside its data, whose parameters `timeout_of` has checked.
+    """Return the request info; `timeout_of` has checked the parameters.
 
     `outputs`: the outputs that it asks for; empty: all. Raises V2Error for a reserved header.
     """
@@ -89,7 +89,7 @@ def info_of(
 def _check_kind(name: str, value: object) -> None:
     kinds, wanted = _KINDS[name]
     fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-    # In a message a number of 64 bits may come in the field of the signed ones.
+    # A message may have a 64-bit number in the field for signed numbers.
     is_negative = name in ("timeout", "priority") and isinstance(value, int) and value < 0
     is_long = isinstance(value, int) and not -(2**63) <= value < 2**64
     if not fits or is_negative or is_long:

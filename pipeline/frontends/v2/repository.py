@@ -1,4 +1,4 @@
-"""ModelRepository: everything that the v2 protocol asks of a server, by HTTP and gRPC."""
+"""ModelRepository: everything that the v2 protocol offers of a server, over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _SERVER = "pipeline-serving"
 
 
 class ModelRepository:
-    """The models of a server as the v2 protocol sees them; `inference` asks them.
+    """The models of a server for the v2 protocol; `inference` asks them.
 
-    The methods that take a model's name, and a version that may be "", raise V2Error for an unknown
+    The methods with a model's name, and a version that may be "", raise V2Error for an unknown
     model or version.
 
     Args:
-        registry: has the models.
+        registry: of the server's models.
         has_statistics: False if they are switched off.
-        offload: where large requests and answers are looked into; its owner stops it.
-        forwarding: the headers that hooks and filters get; None: none.
-        control: of a repository, from which models are loaded; None: there is none.
-        regions: shared memory of callers; None: there is none.
-        limits: of text in it.
-        traces: of requests whose turn it is; None: there are none.
+        offload: checks large requests and answers; its owner stops it.
+        forwarding: the headers that hooks and filters get; None: no headers.
+        control: of the repository that models are loaded from, or None.
+        regions: shared memory of callers, or None.
+        limits: of text in shared memory.
+        traces: select requests to trace; None: no traces.
 
     Raises:
-        ConfigError: what an Op declares of its inputs does not fit the graph.
+        ConfigError: an Op's declared inputs do not fit the graph.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ModelRepository:
     # Descriptions -----------------------------------------------------------------------
 
     def server_metadata(self) -> dict[str, Any]:
-        """Name, version and extensions, in the words of ServerMetadataResponse."""
+        """Return name, version and extensions, in the words of ServerMetadataResponse."""
         counted = [_STATISTICS] if self._has_statistics else []
         extensions = [*_EXTENSIONS, *counted, _TRACE, _LOGGING]
         if self._control is not None:
@@ -98,7 +98,7 @@ class ModelRepository:
         return {"name": name, "version": library.__version__, "extensions": extensions}
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return one model's, in the words of ModelMetadataResponse."""
+        """Return the metadata of one model, in the words of ModelMetadataResponse."""
         model = self.views.view(self.views.entry(name, version))
         ready = [
             version for version in self._registry.versions(name).values() if not version.is_unloaded
@@ -109,7 +109,7 @@ class ModelRepository:
         return config.metadata_of(model.name, model.platform, model.interface, versions)
 
     def config(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return one model's configuration, in the words of ModelConfig."""
+        """Return the configuration of one model, in the words of ModelConfig."""
         entry = self.views.entry(name, version)
         if entry.served.model_config is not None:  # its instances may have changed
             return as_json(entry.served.model_config)
@@ -119,18 +119,18 @@ class ModelRepository:
 
     @property
     def is_repository(self) -> bool:
-        """True if its models come from a repository, as Triton's do."""
+        """Return whether its models come from a repository, as Triton's do."""
         return self._registry.is_repository
 
     # States -----------------------------------------------------------------------------
 
     @property
     def is_live(self) -> bool:
-        """Return whether the server is to be left running."""
+        """Return whether the server should keep running."""
         return self._control is None or self._control.is_live
 
     async def is_ready(self) -> bool:
-        """Return whether all replicas of the server take requests."""
+        """Return whether all replicas of the server accept requests."""
         if self._control is not None and not self._control.is_ready:
             return False
         if self._control is not None and not self._registry.graphs():
@@ -139,7 +139,7 @@ class ModelRepository:
         return bool(states) and all(states)
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
-        """Return whether all replicas take requests for this model; False for an unknown one."""
+        """Return whether all replicas accept requests for this model; False for an unknown one."""
         try:
             entry = self.views.entry(name, version)
         except V2Error:
@@ -179,10 +179,10 @@ class ModelRepository:
     async def trace_settings(
         self, name: str, changes: Callable[[], Mapping[str, Any] | None]
     ) -> RequestTracesConfig:
-        """Return the settings of traces of a model, or ("") of all, after changes, if there are.
+        """Return the trace settings of a model, or ("") of all, after optional changes.
 
-        These are asked for when the model is known to be there. Raises V2Error, in Triton's words;
-        nothing is changed then.
+        `changes` is called when the model is known to exist. Raises V2Error, in Triton's words,
+        before anything is changed.
         """
         if name and not await self.is_model_ready(name):
             raise invalid(f"Request for unknown model : {name}")
@@ -227,7 +227,7 @@ def _all_ready(snapshots: Sequence[Snapshot]) -> bool:
 
 
 def _is_ready(model: ModelEntry, snapshots: Sequence[Snapshot]) -> bool:
-    """Return whether a model takes requests in all replicas: one Op may, and another not."""
+    """Return whether a model is ready in all replicas; Ops may differ."""
     if model.op is None:
         return _all_ready(snapshots)
     states = [

@@ -1,6 +1,6 @@
 """Restrictions: parts of the v2 protocol that need a secret header value.
 
-They wrap the routes, the lane and the service, which do not know of them.
+They wrap the routes, the lane and the service, which do not know about them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pipeline.frontends.http.routes import (
 )
 
 _MODEL = r"/v2/models/[^/]+(?:/versions/[^/]+)?"
-_PATHS: tuple[tuple[str, str], ...] = (  # the first that matches
+_PATHS: tuple[tuple[str, str], ...] = (  # the first match counts
     ("health", rf"/v2/health/.*|{_MODEL}/ready"),
     ("statistics", rf"/v2/models/stats|{_MODEL}/stats"),
     ("model-config", rf"{_MODEL}/config"),
@@ -47,8 +47,7 @@ _PATHS: tuple[tuple[str, str], ...] = (  # the first that matches
     ("model-repository", "/v2/repository.*"),
     ("metadata", rf"/v2|{_MODEL}"),
 )
-# Pages with the same data elsewhere on the HTTP port: a caller needs the secrets of all these
-# parts.
+# Other pages of the HTTP port with the same data: a caller needs the secrets of all these parts.
 _ELSEWHERE: Mapping[str, tuple[str, ...]] = {
     "/models.json": ("model-repository", "statistics"),
     "/status.json": ("statistics",),
@@ -77,13 +76,13 @@ _API_OF = {method: api for api, methods in _METHODS.items() for method in method
 
 
 class Secret(NamedTuple):
-    """A header, and the value that its callers know."""
+    """A header, and its secret value."""
 
     header: str
     value: bytes
 
     def is_in(self, headers: Iterable[tuple[str | bytes, str | bytes]]) -> bool:
-        """Return whether a caller knows it; how long that takes says nothing of the value."""
+        """Return whether a request has the secret; the time of the check does not reveal it."""
         return any(
             hmac.compare_digest(_bytes(value), self.value)
             for name, value in headers
@@ -92,11 +91,11 @@ class Secret(NamedTuple):
 
 
 Secrets = Mapping[str, Secret]
-"""Of each restricted part its secret."""
+"""The secret of each restricted part."""
 
 
 def secrets_of(restrictions: Iterable[RestrictionConfig]) -> Secrets:
-    """Return what opens each restricted part. Raises ConfigError: one is there twice."""
+    """Return the secret of each restricted part. Raises ConfigError: a part is listed twice."""
     secrets: dict[str, Secret] = {}
     for restriction in restrictions:
         header = restriction.header.lower()
@@ -110,14 +109,14 @@ def secrets_of(restrictions: Iterable[RestrictionConfig]) -> Secrets:
 
 
 class RestrictedRoutes:
-    """Routes of which some need a secret: of v2, or next to it."""
+    """Routes of which some need a secret."""
 
     def __init__(self, routes: Routes, secrets: Secrets) -> None:
         self._routes = routes
         self._secrets = secrets
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
-        """Return the endpoint that answers it, or one that refuses it."""
+        """Return the endpoint of a path, or one that refuses the request."""
         apis = _ELSEWHERE.get(request.path) or (api_of(request.raw_path),)
         needed = (self._secrets[api] for api in apis if api in self._secrets)
         headers = request.headers.items()
@@ -134,21 +133,21 @@ class RestrictedRoutes:
 
 
 class RestrictedLane:
-    """A lane for callers that know the secret; the routes answer the others."""
+    """A lane for callers with the secret; the routes answer the others."""
 
     def __init__(self, lane: LaneService, secrets: Secrets) -> None:
         self._lane = lane
         self._secrets = secrets
 
     def in_line(self, request: WebRequest) -> LaneEndpoint | None:
-        """Return what answers a POST; None: it is left to the routes."""
+        """Return the endpoint for a POST; None: the routes have it."""
         secret = self._secrets.get(api_of(request.path))
         is_open = secret is None or secret.is_in(request.headers.items())
         return self._lane.in_line(request) if is_open else None
 
 
 def restricted_service(service: GrpcService, secrets: Secrets) -> GrpcService:
-    """Return a service of which some methods need a secret."""
+    """Return a service with some methods that need a secret."""
     closed = {method: secrets[api] for method, api in _API_OF.items() if api in secrets}
 
     def guarded(methods: Mapping[str, _Method], guard: Callable[[_Method, Secret], Any]) -> Any:
@@ -165,7 +164,7 @@ def restricted_service(service: GrpcService, secrets: Secrets) -> GrpcService:
 
 
 def api_of(path: str) -> str:
-    """Return the part of the protocol that a path belongs to; "" for those of none."""
+    """Return the part of the protocol with a path; "": of no part."""
     return next((api for api, pattern in _PATTERNS if pattern.fullmatch(path)), "")
 
 

@@ -1,4 +1,4 @@
-"""Shared memory of callers on this machine: regions by name, and tensors of requests in them."""
+"""Shared memory of callers on this machine: regions by name, and request tensors in them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pipeline.proto.slices import Limits
 from pipeline.proto.v2.codec import InferRequest, InferResponse, SharedPlace, StoredOutput
 from pipeline.proto.v2.raw import UnfilledError, about_request, datatype_of, raw_to_array, raw_view
 
-_FOLDER = "/dev/shm"  # where shm_open has its names
-_MOST = 2**64 - 1  # of an offset, of a size
+_FOLDER = "/dev/shm"  # folder of shm_open
+_MOST = 2**64 - 1  # limit of an offset, and of a size
 _MOST_REGIONS = 1024
 _RESERVED = "triton_python_backend_shm_region_"  # of Triton's own regions
 _DISABLED = (
@@ -29,7 +29,7 @@ _DISABLED = (
 
 
 class Region(msgspec.Struct, frozen=True):
-    """One that is registered: `byte_size` bytes from `offset` on of what `key` names."""
+    """A registered region: `byte_size` bytes from `offset` on, in the memory with name `key`."""
 
     name: str
     key: str
@@ -38,7 +38,7 @@ class Region(msgspec.Struct, frozen=True):
 
 
 class _Open:
-    """A region that is registered; `uses` counts the requests that need it."""
+    """A registered region; `uses` counts the requests that use it."""
 
     __slots__ = ("descriptor", "is_leaving", "region", "uses")
 
@@ -46,19 +46,19 @@ class _Open:
         self.region = region
         self.descriptor = descriptor
         self.uses = 0
-        self.is_leaving = False  # unregistered: when nobody needs it any more
+        self.is_leaving = False  # unregistered: it is closed after its last use
 
 
 class SharedRegions:
-    """Regions by their names; any thread may ask.
+    """Regions by name; methods may be called in any thread.
 
-    They are read and written through descriptors and never mapped: the maker of a region can
-    truncate it at any time, and access to a missing page would end this process. A region whose
-    maker has died stays until it is unregistered.
+    Regions are read and written through descriptors and never mapped: the owner of a region can
+    truncate it at any time, and access to a missing page would end this process. A region of a dead
+    owner stays until it is unregistered.
 
     Args:
-        prefix: with which a key has to begin, behind its slashes; None: nothing can be registered.
-        folder: where the keys are names of files.
+        prefix: required beginning of a key, after its slashes; None: registration is disabled.
+        folder: where keys are names of files.
     """
 
     def __init__(self, prefix: str | None = None, folder: str = _FOLDER) -> None:
@@ -68,7 +68,7 @@ class SharedRegions:
         self._open: dict[str, _Open] = {}
 
     def register(self, region: Region) -> None:
-        """Take a region into use. Raises V2Error, in Triton's words where it has any."""
+        """Register a region. Raises V2Error, in Triton's words where it has any."""
         self._check_enabled()
         name = region.name
         file_name = self._file_name(region)
@@ -83,9 +83,9 @@ class SharedRegions:
             self._open[name] = _Open(region, descriptor)
 
     def unregister(self, name: str = "") -> None:
-        """Let go of a region, or ("") of all; one that is not there is none to let go of.
+        """Unregister a region, or ("") all; an unknown name has no effect.
 
-        Requests that need it keep it until they end; as in Triton, others can also use it.
+        Requests that use it keep it until they end; as in Triton, others can use it meanwhile.
         """
         self._check_enabled()
         with self._lock:
@@ -102,7 +102,7 @@ class SharedRegions:
 
     @contextmanager
     def held(self, names: Collection[str]) -> Iterator[None]:
-        """Keep regions, as long as a request needs them. Raises V2Error: one is not there."""
+        """Hold regions while a request uses them. Raises V2Error: a region does not exist."""
         self._check_enabled()
         with self._lock:
             regions = [self._found(name) for name in names]
@@ -133,7 +133,9 @@ class SharedRegions:
             return [self._open[name].region]
 
     def read(self, name: str, offset: int, byte_size: int) -> bytearray:
-        """Return bytes of a region. Raises V2Error: they are not in it, or no longer."""
+        """Return bytes of a region. Raises V2Error: they are outside of it, or its file became
+        shorter.
+        """
         with self._in_use(name, offset, byte_size) as (descriptor, start):
             data = bytearray(byte_size)
             if _all(os.preadv, descriptor, memoryview(data), start) < byte_size:
@@ -143,9 +145,10 @@ class SharedRegions:
     def write(
         self, name: str, offset: int, byte_size: int, data: bytes | memoryview, output: str
     ) -> None:
-        """Put `data` of an output into the `byte_size` bytes that a caller has for it.
+        """Write `data` of an output into the `byte_size` bytes that a request has for it.
 
-        Raises V2Error: they are not in the region, or no longer, or too few.
+        Raises V2Error: they are outside of the region, its file became shorter, or they are too
+        few.
         """
         view = memoryview(data).cast("B")
         with self._in_use(name, offset, byte_size) as (descriptor, start):
@@ -154,14 +157,14 @@ class SharedRegions:
                     f"shared memory size specified with the request for output '{output}' "
                     f"({byte_size} bytes) should be at least {len(view)} bytes to hold the results",
                 )
-            # Not beyond its end: the file would grow.
+            # Not beyond the end: the file would grow.
             if os.fstat(descriptor).st_size < start + len(view):
                 raise invalid(f"Invalid shared memory region: '{name}'")
             _all(os.pwritev, descriptor, view, start)
 
     @contextmanager
     def _in_use(self, name: str, offset: int, byte_size: int) -> Iterator[tuple[int, int]]:
-        """Yield a descriptor of the caller's own, and where in its file the bytes begin."""
+        """Yield a descriptor for this use, and the place of the bytes in its file."""
         self._check_enabled()
         with self._lock:
             opened = self._found(name)
@@ -214,7 +217,7 @@ class SharedRegions:
 
     def _opened(self, region: Region, file_name: str) -> int:
         path = os.path.join(self._folder, file_name)
-        # Without waiting, should it be a pipe, and not where a link leads.
+        # Non-blocking, in case of a pipe, and without following a link.
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             descriptor = os.open(path, flags)
@@ -233,9 +236,9 @@ class SharedRegions:
 
 
 def _all(move: Any, descriptor: int, view: memoryview, start: int) -> int:
-    """Read or write all of `view`, of which one call of the system may do a part; return how much.
+    """Read or write all of `view`, in several system calls if needed; return the number of bytes.
 
-    Fewer bytes than there are in it: the file has ended.
+    Fewer bytes than `view` has: the file has ended.
     """
     done = 0
     while done < len(view):
@@ -251,7 +254,7 @@ _NO_NAME = "'region name' is necessary to register system shared memory region"
 
 
 def region_of_json(name: str, body: bytes) -> Region:
-    """Return the region that is to be registered. Raises V2Error, in Triton's words."""
+    """Return the region of a request to register one. Raises V2Error, in Triton's words."""
     if not name:
         raise invalid(_NO_NAME)
     members = json_object(body, "register")
@@ -269,14 +272,14 @@ def region_of_json(name: str, body: bytes) -> Region:
 
 
 def no_cuda(name: str, is_new: bool) -> V2Error:
-    """Return why memory of cards is neither registered nor unregistered."""
+    """Return the error for registering or unregistering GPU memory."""
     what = "register" if is_new else "unregister"
     text = f"failed to {what} CUDA shared memory region: '{name}', GPUs not supported"
     return invalid(text)
 
 
 def no_cuda_region(name: str) -> V2Error:
-    """Return why there is nothing to say of memory of cards."""
+    """Return the error for the status of GPU memory."""
     text = f"Unable to find cuda shared memory region: '{name}'"
     return V2Error(V2Status.NOT_FOUND, text)
 
@@ -285,13 +288,13 @@ def no_cuda_region(name: str) -> V2Error:
 
 
 def opened(request: InferRequest, regions: SharedRegions, limits: Limits) -> InferRequest:
-    """Return a request with what its caller has in shared memory: a copy, as large as that.
+    """Return a request with a copy of its data in shared memory.
 
     Raises:
-        V2Error: it is not there, or the places for outputs are not.
-        PackageError: its content does not fit its declaration.
-        TooLargeError: the inputs together are larger than a message may be. A file takes no memory
-            for bytes that were never written, but their copy does.
+        V2Error: the data, or the places for outputs, do not exist.
+        PackageError: the data does not fit its declaration.
+        TooLargeError: the inputs together exceed the limit of a message. A sparse file takes no
+            memory, but its copy does.
     """
     inputs, size = dict(request.inputs), 0
     for name, shared in request.shared.items():
@@ -320,7 +323,7 @@ def opened(request: InferRequest, regions: SharedRegions, limits: Limits) -> Inf
 def stored(
     response: InferResponse, places: Mapping[str, SharedPlace], regions: SharedRegions
 ) -> InferResponse:
-    """Put outputs where their caller wants them; return the answer without their data.
+    """Put outputs into their requested places; return the answer without their data.
 
     Raises V2Error: there is no room for them, or an output has no bytes.
     """

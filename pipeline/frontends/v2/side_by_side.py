@@ -1,4 +1,4 @@
-"""Requests of one stream that are worked on side by side, and the order of their answers."""
+"""Requests of one stream that run side by side, and the order of their answers."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ WAITING_BYTES = 4 * 2**20
 that writes all of its requests before it reads an answer would wait forever."""
 
 STEPS_BYTES = 64 * 2**20
-"""What the steps of sequences may take that are worked on; then no more of the stream is read."""
+"""Limit of the memory of active steps of sequences; above it no more of the stream is read."""
 
-_TASK_BYTES = 2048  # what a waiting request takes beside its message
-_STEP_BYTES = 8192  # what one takes that is worked on
+_TASK_BYTES = 2048  # memory of a waiting request beside its message
+_STEP_BYTES = 8192  # memory of an active request
 _SEQUENCE_ID = b"sequence_id"
 
 
 class Place:
-    """A request's place behind those before it in a stream.
+    """A request's place in the order of a stream.
 
     Args:
-        before: that of the request before; None: it is the first.
+        before: place of the previous request; None: it is the first.
 
     Attributes:
-        entrance: of a step of a sequence, its place behind the steps before it on the way into the
-            engine, since what is large takes longer to be read; None: it needs none.
+        entrance: for a step of a sequence, its place in the order in which steps enter the engine,
+            because large messages take longer to read; None: not needed.
     """
 
     def __init__(self, before: Place | None = None) -> None:
@@ -52,12 +52,12 @@ class Place:
         return self._has_left and self._is_next.is_set()
 
     async def come(self) -> None:
-        """Wait until all before have left; at once for one that has left itself."""
+        """Wait until all requests before it have left; return at once if it has left itself."""
         if not self._has_left:
             await self._is_next.wait()
 
     def leave(self) -> None:
-        """Let those behind pass: all of this request is said, or it is said out of its order."""
+        """Let the next requests pass: this one is answered, or is answered out of order."""
         self._has_left = True
         place: Place | None = self
         while place is not None and place._is_over:
@@ -66,7 +66,7 @@ class Place:
                 place._is_next.set()
 
     def leaving(self, begin: Begin) -> Begin:
-        """Return `begin`, by which those behind are let pass."""
+        """Return `begin`, extended so that the next requests pass when it has run."""
 
         def begun(*asked: Any) -> RequestHandle:
             try:
@@ -78,7 +78,7 @@ class Place:
 
 
 class _Bound:
-    """Bytes that may be used, before no more is read."""
+    """A limit of bytes; above it no more is read."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -102,12 +102,12 @@ async def side_by_side(
     messages: AsyncIterator[bytes],
     answers: Callable[[bytes, Place], AsyncGenerator[bytes, None]],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the answers to all messages, each as it comes.
+    """Yield the answers to all messages as they arrive.
 
     `answers` yields the answers to one message, and waits for its turn itself. It continues when
-    the last one is taken, so a caller that does not read makes all requests wait. An error that it
-    raises ends the stream at its place; an error of the messages ends it after the earlier answers.
-    Closing early closes everything under way.
+    its last answer is taken, so a client that does not read makes all requests wait. An error that
+    it raises ends the stream at its place; an error of the messages ends it after the earlier
+    answers. Closing early cancels all active requests.
     """
     stream = _Stream(answers)
     reader = asyncio.ensure_future(stream.read(messages))
@@ -127,7 +127,7 @@ class _Stream:
     """The requests of one stream.
 
     Attributes:
-        said: an answer, or an error that ends the stream; None: there are no more.
+        said: answers, or an error that ends the stream; None: the end.
         working: a task for each request.
     """
 
@@ -139,7 +139,7 @@ class _Stream:
         self._waiting, self._steps = _Bound(WAITING_BYTES), _Bound(STEPS_BYTES)
 
     async def read(self, messages: AsyncIterator[bytes]) -> None:
-        """Begin with each message, and say when all are answered."""
+        """Begin a request for each message; report when all are answered."""
         last: Place | None = None
         last_entrance: Place | None = None
         failure: Exception | None = None

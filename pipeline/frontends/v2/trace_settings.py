@@ -1,6 +1,6 @@
-"""Settings of traces in the words of v2: JSON and messages to changes, settings to what is shown.
+"""Trace settings of v2: changes from JSON and messages, and the shown settings.
 
-Source: Triton's `docs/protocol/extension_trace.md` and its servers, whose texts these are.
+Source: Triton's `docs/protocol/extension_trace.md` and its servers, which have these texts.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def changes_of_json(members: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changes_of(settings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the changes that settings of a message ask for: one without a value is cleared.
+    """Return the changes in the settings of a message: a setting without a value is cleared.
 
-    They are by the names of RequestTracesConfig; None clears. Unknown ones are passed over. Raises
+    They are by the names of RequestTracesConfig; None clears. Unknown ones are ignored. Raises
     V2Error, in Triton's words.
     """
     if _FILE in settings:
@@ -74,7 +74,7 @@ def changes_of(settings: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 
 def _level(names: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the levels among names; None: none of these is one."""
+    """Return the levels among names; None: no name is a level."""
     if _OFF in names:
         if len(names) > 1:
             raise invalid("Expect only one trace level 'OFF' is specified")
