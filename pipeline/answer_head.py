@@ -1,4 +1,4 @@
-"""AnswerHead: the HTTP status and headers that user code says, for an answer or for an error."""
+"""AnswerHead: the HTTP status and headers that user code sets, for an answer or for an error."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ GRPC_STATUSES: Final[Mapping[int, str]] = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
-"""Names of gRPC's statuses by HTTP's; see `grpc_status_for` for all others."""
+"""Names of gRPC's statuses by HTTP status; see `grpc_status_for` for all others."""
 
 _BODILESS = (204, 205)
 _MOST_HEADERS = 32
-_MOST_BYTES = 4096  # of all headers: callers of gRPC take 8 KiB, and there is more than ours
+_MOST_BYTES = 4096  # of all headers: gRPC clients take 8 KiB, and other headers are sent also
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _RESERVED = frozenset(
@@ -54,14 +54,14 @@ class AnswerHead(NamedTuple):
 
 
 def head_of(status: Any, headers: Any, lowest: int, highest: int) -> AnswerHead | None:
-    """Return what user code says of an answer's head; None: nothing.
+    """Return the head that user code sets for an answer; None: none.
 
     Args:
         status: from `lowest` to `highest`; None: the usual one.
         headers: a mapping of names to values.
 
     Raises:
-        ValueError: no answer can have that; the text says what it may have.
+        ValueError: the values are not allowed; the text names the allowed ones.
     """
     if status is None and not headers:
         return None
@@ -101,16 +101,16 @@ def _checked(headers: Any) -> tuple[tuple[str, str], ...]:
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a header, by its name in lower case, is not user code's to say."""
+    """Return whether user code may not set a header, by its name in lower case."""
     return name in _RESERVED or name.startswith(_RESERVED_PREFIXES) or name.endswith("-bin")
 
 
 def grpc_status_for(status: int) -> str:
-    """Return the name of gRPC's status for an error of HTTP's."""
+    """Return the name of gRPC's status for an error's HTTP status."""
     usual = "INVALID_ARGUMENT" if status < 500 else "INTERNAL"
     return GRPC_STATUSES.get(status, usual)
 
 
 def http_status_for(name: str) -> int:
-    """Return HTTP's status for one of gRPC's, by its name; 500 for one that has none."""
+    """Return the HTTP status for the name of a gRPC status; 500 if there is none."""
     return next((status for status, known in GRPC_STATUSES.items() if known == name), 500)

@@ -1,4 +1,4 @@
-"""PipelineClient and its asyncio twin: calls a pipeline server over gRPC, or over HTTP."""
+"""PipelineClient and its asyncio twin: call a pipeline server over gRPC, or over HTTP."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class _ClientBase:
-    """The part that both clients share: all but the kind of channel and who waits for it."""
+    """The common part of both clients."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_message_bytes = max_message_bytes
@@ -53,7 +53,7 @@ class _ClientBase:
         self._stream: Any = None
         self._own_ip = ""
         self._endpoints: list[str] = []
-        self._name = ""  # of the pipeline; those of HTTP stand in their endpoints
+        self._name = ""  # of the pipeline; HTTP endpoints contain it
         self._turn = itertools.count()
 
     def _open(
@@ -88,7 +88,7 @@ class _ClientBase:
         return channel
 
     def _connected(self, method: Any) -> Any:
-        """Return what makes the call, also when another thread closes this client meanwhile."""
+        """Return the method of the channel; safe if another thread closes this client meanwhile."""
         if method is None:
             raise ClosedError(
                 f"{type(self).__name__} is not connected: call connect(['127.0.0.1:9998']) first"
@@ -96,14 +96,14 @@ class _ClientBase:
         return method
 
     def _one_server(self) -> list[str]:
-        """Return the endpoint that a sequence keeps to, the next in turn; []: there is but one."""
+        """Return the next endpoint in turn, which a sequence keeps; []: there is only one."""
         self._connected(self._inference)
         if len(self._endpoints) == 1:
             return []
         return [self._endpoints[next(self._turn) % len(self._endpoints)]]
 
     def _explain(self, error: grpc.RpcError) -> None:
-        """Name the proxy that was asked, if one was."""
+        """Add the proxy that was used to the error, if one was."""
         if error.code() is grpc.StatusCode.UNAVAILABLE and (
             hint := proxy_hint(split_name(self._endpoints)[0])
         ):
@@ -112,7 +112,7 @@ class _ClientBase:
     def _called(
         self, method: Any, feed_dict: dict[str, Any], options: CallOptions, timeout: Any
     ) -> Any:
-        """Return what `method`, of the channel, gives: an answer, or a call."""
+        """Call `method`, of the channel; return its answer, or the call."""
         connected = self._connected(method)
         request = self._request(feed_dict, options)
         return connected(request, timeout=timeout, metadata=call_metadata())
@@ -124,26 +124,25 @@ class _ClientBase:
 
 
 class PipelineClient(_ClientBase):
-    """Calls a pipeline server over gRPC and waits, or hands out futures.
+    """Calls a pipeline server over gRPC and waits, or returns futures.
 
-    `max_message_bytes` bounds what is sent and what is received in one message. One client may
-    be used by many threads at once. It leaves the caller's data alone, and writes nothing to stdout
-    but a profile that was asked for.
+    `max_message_bytes` limits a sent or received message. Many threads may use one client at the
+    same time. It does not change the caller's data, and writes nothing to stdout except a requested
+    profile.
 
     >>> with PipelineClient() as client:
-    ...     client.connect(["127.0.0.1:9998"])
-    ...     response = client.predict({"words": "i am very sad | 0"}, fetch=["prediction"])
+    ...     client.connect(["127.0.0.1:9998"]) ...     response = client.predict({"words": "i am
+    very sad | 0"}, fetch=["prediction"])
     """
 
     def connect(self, endpoints: str | Sequence[str]) -> None:
-        """Name the servers, "host:port" each; calls go round robin over the servers that answer.
+        """Set the servers, "host:port" each; calls go round robin over the servers that answer.
 
-        "host:port/<name>" asks the pipeline of that name, where a server has several. With
-        "http://host:port/<name>" each call is a POST, on a connection of its own; errors of a call
-        are PipelineErrors then, and there is no `asyn`. Returns at once: gRPC connects with the
-        first call, and again whenever it has to. Several host names are looked up here, once. A
-        client that is connected already changes over. Raises ConfigError for endpoints that cannot
-        be called.
+        "host:port/<name>" names a pipeline, if a server has several. With "http://host:port/<name>"
+        each call is a POST, on a connection of its own; errors of a call are PipelineErrors then,
+        and there is no `asyn`. Returns at once: gRPC connects with the first call, and again when
+        it has to. Several host names are looked up here, once. A connected client switches to the
+        new servers. Raises ConfigError for endpoints that cannot be called.
         """
         previous = self._channel
         self._open(endpoints, grpc.insecure_channel, HttpChannel)
@@ -188,22 +187,22 @@ class PipelineClient(_ClientBase):
         log_id: int = 0,
         timeout: float | None = None,
     ) -> PipelineResponse | PipelinePredictFuture:
-        """Send `feed_dict` and return the answer; with `asyn` a future of it, at once.
+        """Send `feed_dict` and return the answer; with `asyn` return a future of it, at once.
 
-        Values travel as text: `str` unchanged, an array or list as numpy's `repr`, a number as
-        Python's, a dict as JSON; bytes as a tensor. With `pack_tensor_format` all of them travel
-        as tensors (dicts still as JSON text), `"<key>.lod"` as the LoD of `<key>`; with
-        `use_tensor_bytes` arrays go as .npy files. A number or text under `logid` and `clientip`
+        Values are sent as text: `str` unchanged, an array or list as numpy's `repr`, a number as
+        Python's, a dict as JSON; bytes as a tensor. With `pack_tensor_format` all values are
+        tensors (dicts still JSON text), and `"<key>.lod"` is the LoD of `<key>`; with
+        `use_tensor_bytes` arrays are .npy files. A number or text under `logid` and `clientip`
         describes the request, an array is an input; a `log_id` other than 0 overrides `logid`.
 
-        `fetch` cuts the answer down to these results. `profile` asks the server for the times of
-        this request, which come as the result `pipeline.profile` and are written to stdout, as
-        lines that `Analyst` reads. `timeout` is the deadline in seconds, which the server receives;
-        None waits forever.
+        `fetch` reduces the answer to these results. `profile` asks the server for the times of this
+        request, which come as the result `pipeline.profile` and are written to stdout, as lines
+        that `Analyst` reads. `timeout` is the deadline in seconds, which the server gets; None
+        waits forever.
 
-        Raises TypeError for what cannot be sent, ClosedError before `connect`, and grpc.RpcError
-        when the call fails (DEADLINE_EXCEEDED, UNAVAILABLE ...). An error of the application is not
-        raised: it is in the answer: `err_no`, `err_msg`, `raise_for_error()`.
+        Raises TypeError for values that cannot be sent, ClosedError before `connect`, and
+        grpc.RpcError when the call fails (DEADLINE_EXCEEDED, UNAVAILABLE ...). An error of the
+        application is not raised: it is in the answer: `err_no`, `err_msg`, `raise_for_error()`.
         """
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
         inference = self._connected(self._inference)
@@ -232,10 +231,10 @@ class PipelineClient(_ClientBase):
     ) -> PipelineStream:
         """Send `feed_dict` and return the parts of the answer, each when it comes.
 
-        The arguments are those of `predict`; `timeout` is the deadline of the whole stream. Of a
-        pipeline that makes no stream there is one part. Closing the stream cancels the call, as
-        does closing the client. Nothing is sent twice. Raises TypeError and ClosedError, as
-        `predict` does; reading raises grpc.RpcError when the call fails.
+        The arguments are those of `predict`; `timeout` is the deadline of the whole stream. A
+        pipeline that does not stream answers in one part. To close the stream, or the client,
+        cancels the call. Nothing is sent twice. Raises TypeError and ClosedError, as `predict`
+        does; reading raises grpc.RpcError when the call fails.
 
         >>> with client.predict_stream({"text": "a b"}) as parts:
         ...     for part in parts:
@@ -247,10 +246,9 @@ class PipelineClient(_ClientBase):
     def sequence(self, id: int | str | None = None) -> PipelineSequence:
         """Return a sequence: requests that Ops with `sequence` run one after the other.
 
-        `id` is known to the server, which tells its sequences apart by it; None makes one that
-        nobody else has. With several endpoints all requests of a sequence go to one of them, over a
-        connection of its own. Raises TypeError for an id that cannot be sent, and ClosedError
-        before `connect`.
+        The server distinguishes its sequences by their `id`; None makes a unique one. With several
+        endpoints all requests of a sequence go to one of them, over a connection of its own. Raises
+        TypeError for an id that cannot be sent, and ClosedError before `connect`.
 
         >>> with client.sequence() as sequence:
         ...     for chunk in chunks:
@@ -264,7 +262,7 @@ class PipelineClient(_ClientBase):
         return PipelineSequence(own, id, own.close)
 
     def close(self) -> None:
-        """End the connection and the calls under way. May be called again."""
+        """End the connection and the running calls. May be called again."""
         channel = self._taken_channel()
         if channel is not None:
             channel.close()
@@ -282,8 +280,8 @@ class AsyncPipelineClient(_ClientBase):
     def connect(self, endpoints: str | Sequence[str]) -> None:
         """Connect as `PipelineClient.connect`; call it in the event loop of the calls.
 
-        Several host names are looked up here, which blocks the loop for that long. Raises
-        InitError when the client is connected: its channel has to be awaited to close.
+        Several host names are looked up here, which blocks the loop for that time. Raises InitError
+        if the client is connected: to close its channel needs an await.
         """
         if self._channel is not None:
             raise InitError("AsyncPipelineClient is connected already: await close() first")
@@ -298,7 +296,7 @@ class AsyncPipelineClient(_ClientBase):
         use_tensor_bytes: bool = False,
         profile: bool = False,
         log_id: int = 0,
-        timeout: float | None = None,  # noqa: ASYNC109 - a gRPC deadline, which the server receives
+        timeout: float | None = None,  # noqa: ASYNC109 - a gRPC deadline, which the server gets
     ) -> PipelineResponse:
         """Predict as `PipelineClient.predict`; cancelling the awaiting task cancels the call."""
         options = CallOptions(fetch, pack_tensor_format, use_tensor_bytes, profile, log_id)
@@ -321,7 +319,8 @@ class AsyncPipelineClient(_ClientBase):
         log_id: int = 0,
         timeout: float | None = None,
     ) -> AsyncPipelineStream:
-        """Return the parts of the answer, as `PipelineClient.predict_stream`; nothing to await.
+        """Return the parts of the answer, as `PipelineClient.predict_stream`; there is nothing to
+        await.
 
         Cancelling the task that reads cancels the call.
         """
@@ -338,7 +337,7 @@ class AsyncPipelineClient(_ClientBase):
         return AsyncPipelineSequence(own, id, own.close)
 
     async def close(self) -> None:
-        """End the connection and the calls under way. May be called again."""
+        """End the connection and the running calls. May be called again."""
         channel = self._taken_channel()
         if channel is not None:
             await channel.close()

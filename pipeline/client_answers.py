@@ -15,7 +15,7 @@ from pipeline.proto.pipeline_service_pb2 import Response
 
 
 class PipelinePredictFuture:
-    """The answer to come of `predict(..., asyn=True)`."""
+    """The future answer of `predict(..., asyn=True)`."""
 
     def __init__(self, call: Any, options: CallOptions) -> None:
         self._call = call
@@ -25,8 +25,8 @@ class PipelinePredictFuture:
     def result(self, timeout: float | None = None) -> PipelineResponse:
         """Wait for the answer, at most `timeout` seconds.
 
-        Raises grpc.FutureTimeoutError when they have passed, grpc.FutureCancelledError after
-        `cancel`, and grpc.RpcError when the call failed.
+        Raises grpc.FutureTimeoutError after that time, grpc.FutureCancelledError after `cancel`,
+        and grpc.RpcError when the call failed.
         """
         answer = self._call.result(timeout)
         if not self._has_shown_profile:
@@ -41,14 +41,14 @@ class PipelinePredictFuture:
         return bool(self._call.cancel())
 
     def add_done_callback(self, callback: Callable[[PipelinePredictFuture], None]) -> None:
-        """Call `callback` with this future, on a thread of gRPC's, once it is done."""
+        """Call `callback` with this future, in a thread of gRPC, when it is done."""
         self._call.add_done_callback(lambda _: callback(self))
 
 
 class PipelineStream:
-    """The parts of an answer, which `predict_stream` gives: an iterator, and a context manager.
+    """The parts of an answer, from `predict_stream`: an iterator, and a context manager.
 
-    Behind the last part the iteration ends. An error of the application is a last part, with its
+    The iteration ends after the last part. An error of the application is a last part, with its
     `err_no`; grpc.RpcError is raised when the call failed, over HTTP PipelineError. A slow reader
     makes the server wait. One thread reads; another one may close it.
     """
@@ -106,7 +106,7 @@ class AsyncPipelineStream:
             if not self._is_closed or task is None or task.cancelling():
                 raise
             raise StopAsyncIteration from None  # another task has closed it meanwhile
-        if not isinstance(answer, Response):  # the end, as gRPC says it, and as HTTP does
+        if not isinstance(answer, Response):  # the end, in gRPC's form or HTTP's
             raise StopAsyncIteration
         show_profile(answer, self._options)
         return cut_answer(answer, self._options)
@@ -124,7 +124,7 @@ class AsyncPipelineStream:
 
 
 def show_profile(answer: Response, options: CallOptions) -> None:
-    """Write the profile that was asked for to stdout, for a file that `Analyst` reads.
+    """Write the requested profile to stdout, for a file that `Analyst` reads.
 
     A server may return the request's own pair, "1", which is not a profile.
     """

@@ -1,4 +1,4 @@
-"""Sequences as a client has them: START and END are said by themselves, the order is kept."""
+"""Sequences for clients: they set START and END, and keep the order of requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Client(Protocol):
 
 
 class _SequenceBase:
-    """The part that both kinds share: what is said of the sequence, and what was answered.
+    """The common part of both kinds: the sequence's fields, and its state.
 
     The first request has START, and so has the next one until one was answered without an error.
 
@@ -56,7 +56,7 @@ class _SequenceBase:
         self.id: int | str = uuid.uuid4().hex if id is None else id
         self._client = client
         self._close_client = close_client
-        self._is_over = False  # nothing more is taken
+        self._is_over = False  # no further requests are accepted
         self._was_sent = self._is_known = self._has_ended = False
 
     def _check(self, feed_dict: object, end: bool) -> None:
@@ -65,11 +65,11 @@ class _SequenceBase:
         if isinstance(feed_dict, dict):  # `predict` refuses other values
             for key in (_ID, _START, _END):
                 if key in feed_dict:
-                    raise TypeError(f"feed_dict[{key!r}] cannot be sent: the sequence says it")
+                    raise TypeError(f"feed_dict[{key!r}] cannot be sent: the sequence sets it")
         self._is_over = end
 
     def _fed(self, feed_dict: Any, end: bool) -> Any:
-        """Return a feed dict with what is said of the sequence, when its turn has come."""
+        """Return a feed dict with the fields of the sequence; call it when its turn has come."""
         if not isinstance(feed_dict, dict):
             return feed_dict
         fields: dict[str, Any] = {_ID: str(self.id)}
@@ -94,11 +94,10 @@ class _SequenceBase:
 class PipelineSequence(_SequenceBase):
     """Requests of one sequence, which the server gets one after the other; a context manager.
 
-    Leaving the block ends the sequence, when all its requests are answered. After an exception the
-    requests under way are cancelled first. A server that cannot be reached then ends it by itself,
-    after
-    `max_idle_ms`. Its Ops do not see such an end: send `end=True` with the last
-    request if they are to know.
+    Leaving the block ends the sequence, after all its requests are answered. After an exception the
+    running requests are cancelled first. A server that cannot be reached then ends it by itself,
+    after `max_idle_ms`. Its Ops do not see such an end: send `end=True` with the last request if
+    they need it.
     """
 
     def __init__(
@@ -143,8 +142,8 @@ class PipelineSequence(_SequenceBase):
         """Send the next request of the sequence, as `PipelineClient.predict` does.
 
         With `asyn` it returns at once, over gRPC; the request is sent when the one before it is
-        answered, and its `timeout` begins then. `end` says that it is the last one: what follows
-        raises ClosedError. Raises TypeError for keys that the sequence itself says.
+        answered, and its `timeout` begins then. `end` marks the last request: further ones raise
+        ClosedError. Raises TypeError for keys that the sequence sets.
         """
         self._check(feed_dict, end)
 
@@ -163,7 +162,7 @@ class PipelineSequence(_SequenceBase):
         return answer
 
     def close(self) -> None:
-        """End the sequence, behind its requests. May be called again."""
+        """End the sequence, after its requests. May be called again."""
         self._close(None)
 
     def _close(self, patience_s: float | None) -> None:
@@ -177,7 +176,7 @@ class PipelineSequence(_SequenceBase):
                 if end is not None:
                     self._client.predict(end, timeout=_END_TIMEOUT_S)
         except _NOT_SENT:
-            pass  # the server notices by itself that nothing comes
+            pass  # the server will find the sequence idle
         finally:
             if self._close_client is not None:
                 self._close_client()
@@ -197,7 +196,7 @@ class PipelineSequence(_SequenceBase):
 class AsyncPipelineSequence(_SequenceBase):
     """`PipelineSequence` for asyncio: `async with`, `await predict(...)`, `await close()`.
 
-    Requests of several tasks are sent one after the other, in the order in which they were made.
+    Requests of several tasks are sent one after the other, in the order of their calls.
     """
 
     def __init__(
@@ -228,7 +227,7 @@ class AsyncPipelineSequence(_SequenceBase):
         return answer
 
     async def close(self) -> None:
-        """End the sequence, behind its requests. May be called again."""
+        """End the sequence, after its requests. May be called again."""
         self._is_over = True
         if self._is_closed:
             return
@@ -239,7 +238,7 @@ class AsyncPipelineSequence(_SequenceBase):
                 if end is not None:
                     await self._client.predict(end, timeout=_END_TIMEOUT_S)
         except _NOT_SENT:
-            pass  # the server notices by itself that nothing comes
+            pass  # the server will find the sequence idle
         finally:
             if self._close_client is not None:
                 await self._close_client()
@@ -255,7 +254,7 @@ class AsyncPipelineSequence(_SequenceBase):
 
 
 class _Line:
-    """Turns, one at a time, in the order in which they were asked for; for many threads."""
+    """Turns, one at a time, in the order of the calls; for many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -263,7 +262,7 @@ class _Line:
         self._first: Callable[[], bool] | None = None
 
     def enter(self, begin: Callable[[], bool]) -> None:
-        """Have `begin` called when its turn has come; it returns whether it takes it.
+        """Have `begin` called when its turn has come; it returns whether it takes the turn.
 
         The caller then calls `leave` in the end.
         """
@@ -293,7 +292,7 @@ class _Line:
 
     @contextlib.contextmanager
     def turn(self, patience_s: float | None = None) -> Any:
-        """Wait for a turn, and have it in the block. Raises ClosedError when patience is over."""
+        """Wait for a turn, and keep it during the block. Raises ClosedError after `patience_s`."""
         has_come = threading.Event()
 
         def begin() -> bool:
@@ -303,14 +302,14 @@ class _Line:
         self.enter(begin)
         try:
             if not has_come.wait(patience_s):
-                raise ClosedError("other requests of the sequence are not over")
+                raise ClosedError("other requests of the sequence have not ended")
             yield
         finally:
             self.leave(begin)
 
 
 class _QueuedPrediction(PipelinePredictFuture):
-    """The answer to come of a request that waits until those before it are answered."""
+    """The future answer of a request that waits until the requests before it are answered."""
 
     def __init__(
         self,
@@ -323,7 +322,7 @@ class _QueuedPrediction(PipelinePredictFuture):
         self._note = note
         self._answer: Future[PipelineResponse] = Future()
         self._sent: PipelinePredictFuture | None = None
-        self._begin = self._begun  # one object, by which the line knows it
+        self._begin = self._begun  # one object, which the line compares
 
     def queue(self) -> None:
         """Wait for a turn."""
@@ -372,5 +371,5 @@ class _QueuedPrediction(PipelinePredictFuture):
         return self._sent is not None and self._sent.cancel()
 
     def add_done_callback(self, callback: Callable[[PipelinePredictFuture], None]) -> None:
-        """Call `callback` with this future, on a thread of gRPC's, once it is done."""
+        """Call `callback` with this future, in a thread of gRPC, when it is done."""
         self._answer.add_done_callback(lambda _: callback(self))

@@ -1,4 +1,4 @@
-"""ChannelData, which travels through the graph; RequestContext, for hooks; Tensor, for Ops."""
+"""ChannelData, which passes through the graph; RequestContext, for hooks; Tensor, for Ops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.metrics import METRICS, Metrics
 
 
 class ChannelDataType(enum.Enum):
-    """Kinds of what a `ChannelData` holds, by the predecessor's names and numbers."""
+    """Kinds of content of a `ChannelData`, with the predecessor's names and numbers."""
 
     DICT = 0
     CHANNEL_NPDATA = 1
@@ -27,8 +27,8 @@ class ChannelData(msgspec.Struct, frozen=True):
     """One Op's answer for one request: a payload, or an error in its place.
 
     `payload` is the dict that the Op's `postprocess` returned. `data_id` is the server's own
-    running number of the request, `log_id` the caller's. The properties are the names under
-    which scripts of Paddle Serving read the record in `pack_response_package`.
+    running number of the request, `log_id` the client's. The properties are the names under which
+    scripts of Paddle Serving read the record in `pack_response_package`.
     """
 
     data_id: int
@@ -60,7 +60,7 @@ class ChannelData(msgspec.Struct, frozen=True):
 
     @property
     def error_code(self) -> int:
-        """0 for none; PRODUCT_ERROR for one of the product, whose own is `prod_error_code`."""
+        """Return the code; 0: no error; PRODUCT_ERROR for a ProductError, see `prod_error_code`."""
         if self.error is None:
             return ErrorCode.OK.value
         if isinstance(self.error, ProductError):
@@ -69,9 +69,9 @@ class ChannelData(msgspec.Struct, frozen=True):
 
     @property
     def error_info(self) -> str:
-        """The text of `error_code`; "" for an error of the product, see `prod_error_info`."""
-        is_told_apart = self.error is None or isinstance(self.error, ProductError)
-        return "" if is_told_apart else str(self.error)
+        """Return the text of `error_code`; "" for a ProductError, see `prod_error_info`."""
+        has_no_text = self.error is None or isinstance(self.error, ProductError)
+        return "" if has_no_text else str(self.error)
 
     @property
     def prod_error_code(self) -> int | None:
@@ -99,7 +99,7 @@ class ChannelData(msgspec.Struct, frozen=True):
 
     @staticmethod
     def check_dictdata(dictdata: object) -> tuple[int, str]:
-        """Return (0, "") for a dict, or a list of dicts; else TYPE_ERROR and what was found."""
+        """Return (0, "") for a dict, or a list of dicts; otherwise TYPE_ERROR and a text."""
         items = dictdata if isinstance(dictdata, list) else [dictdata]
         others = [type(item) for item in items if not isinstance(item, dict)]
         if not others:
@@ -116,13 +116,13 @@ class ChannelData(msgspec.Struct, frozen=True):
 
     @staticmethod
     def check_batch_npdata(batch: Sequence[object]) -> tuple[int, str]:
-        """Return what `check_npdata` says of the first element that it refuses, else (0, "")."""
+        """Return the result of `check_npdata` for the first element that it refuses, or (0, "")."""
         checks = map(ChannelData.check_npdata, batch)
         return next((check for check in checks if check[0]), (ErrorCode.OK.value, ""))
 
 
 def _not_feedable(item: object) -> str:
-    """Return why `item` cannot be fed to a model; empty when it can."""
+    """Return why `item` cannot be fed to a model; "": it can."""
     if not isinstance(item, Mapping):
         return f"Failed to check data: the value of data must be dict, but get {type(item)}."
     for name, value in item.items():
@@ -138,18 +138,18 @@ def _not_feedable(item: object) -> str:
 
 
 class RequestInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Words of a caller about a request, beside its data.
+    """Data of a request besides its inputs: id, parameters, headers and so on.
 
     Args:
-        id: of a v2 request, which its answer has too; "" for none.
-        parameters: of a v2 request, all of them.
-        headers: HTTP headers and gRPC metadata that `dag.forward_headers` lets through, by their
-            names in lower case; of several with one name the last.
-        sequence_id: the sequence that a v2 request belongs to; 0 or "" for none.
+        id: of a v2 request, also in its answer; "" for none.
+        parameters: all parameters of a v2 request.
+        headers: HTTP headers and gRPC metadata that `dag.forward_headers` names, by their names in
+            lower case; of several with one name the last.
+        sequence_id: the sequence of the request; 0 or "" for none.
         sequence_start: whether it is the first of its sequence.
         sequence_end: whether it is the last of its sequence.
-        priority: of a v2 request; 0: the caller did not say.
-        outputs: that a v2 request asks for, by name; empty: all.
+        priority: of a v2 request; 0: not set.
+        outputs: names of the outputs that a v2 request asks for; empty: all.
     """
 
     id: str = ""
@@ -167,8 +167,8 @@ _OF_PROTOCOL = {"sequence_id", "sequence_start", "sequence_end", "priority", "ti
 
 
 def own_parameters(info: RequestInfo) -> dict[str, bool | int | float | str]:
-    """Return the parameters that are the caller's own, and forwarded headers beside them."""
-    if not info.parameters and not info.headers:  # as nearly always
+    """Return the client's own parameters, and the forwarded headers."""
+    if not info.parameters and not info.headers:  # the common case
         return {}
     own = {
         name: value
@@ -182,11 +182,11 @@ class SequenceStep(msgspec.Struct, frozen=True, kw_only=True):
     """One request of a sequence, at an Op that has `sequence` configured.
 
     Args:
-        id: of the sequence; of two Ops each has sequences of its own.
-        start: whether it is the first of its sequence: what is kept under this id begins anew.
+        id: of the sequence; each Op has sequences of its own.
+        start: whether it is the first of its sequence: state under this id has to be reset.
         end: whether it is the last.
-        slot: the place that the sequence has at its worker from its first request to its last,
-            from 0; no other sequence has it meanwhile.
+        slot: the place of the sequence at its worker from its first request to its last, from 0; no
+            other sequence has it meanwhile.
     """
 
     id: int | str
@@ -200,12 +200,14 @@ class RequestContext(RequestInfo, frozen=True, eq=False, kw_only=True):
 
     Args:
         data_id: the server's own running number of the request.
-        log_id: the caller's number; 0 before `unpack_request_package` has said it.
-        deadline: when the caller stops waiting, in `time.monotonic`; None: never.
-        is_over: what `is_cancelled` asks.
-        state: what the Op keeps of the request, empty at first: with `batching: iterative` it is
-            there at every step. Replace what is in it, do not change that in place.
-        sequence: what the request is in its sequence; None: the Op has no `sequence` configured.
+        log_id: the client's number; 0 before `unpack_request_package` has returned it.
+        deadline: when the client stops waiting, in `time.monotonic`; None: never.
+        is_over: called by `is_cancelled`.
+        state: the Op's state for the request, empty at first: with `batching: iterative` it is
+            there
+            at every step. Replace its values, do not change them in place.
+        sequence: the step of the request in its sequence; None: the Op has no `sequence`
+            configured.
     """
 
     data_id: int
@@ -217,15 +219,15 @@ class RequestContext(RequestInfo, frozen=True, eq=False, kw_only=True):
 
     @property
     def metrics(self) -> Metrics:
-        """Counters, gauges and histograms of `/metrics`; see `pipeline.metrics`."""
+        """Return the counters, gauges and histograms of `/metrics`; see `pipeline.metrics`."""
         return METRICS
 
     def time_left(self) -> float | None:
-        """Return the seconds until `deadline`, negative behind it; None if there is none."""
+        """Return the seconds until `deadline`, negative after it; None: there is none."""
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for the answer any more: the work may as well end."""
+        """Return whether nobody waits for the answer any more, so that the work may stop."""
         return self.is_over()
 
 
@@ -236,7 +238,7 @@ def context_of(
     sequence: SequenceStep | None = None,
 ) -> RequestContext:
     """Return the context of `request`, which has data_id, log_id and deadline."""
-    if info is NO_INFO and sequence is None:  # as most
+    if info is NO_INFO and sequence is None:  # the common case
         return RequestContext(
             data_id=request.data_id,
             log_id=request.log_id,
@@ -268,7 +270,7 @@ def contexts_of(items: Sequence[Any], places: Sequence[int] | None) -> list[Requ
 
 
 def steps_of(items: Sequence[Any], places: Sequence[int]) -> list[SequenceStep]:
-    """Return what each of a batch's items is in its sequence; `places` are their slots."""
+    """Return the step of each of a batch's items in its sequence; `places` are their slots."""
     pairs = zip([item.info for item in items], places, strict=True)
     return [
         SequenceStep(
@@ -302,18 +304,18 @@ class Tensor(msgspec.Struct, frozen=True):
         class CombineOp(Op):
             output_tensors = [Tensor("prediction", "FP32", (1,))]
 
-    A pipeline's inputs are those of its RequestOp, its outputs those of the Op that the
-    ResponseOp reads, or of the ResponseOp if it has any itself. An Op that reads several others
-    says for each input which of them gives it (`source`); callers know it as "source.name".
+    A pipeline's inputs are those of its RequestOp, its outputs those of the Op that the ResponseOp
+    reads, or of the ResponseOp if it declares any. An Op that reads several others sets, for each
+    input, which of them it comes from (`source`); clients know it as "source.name".
 
     Args:
         name: key in the dict that `preprocess` reads, or that `postprocess` returns.
         datatype: one of DATATYPES. BYTES is text or bytes.
         shape: with -1 for any size; without the batch if the Op has a `max_batch_size`.
-        source: name of the Op that gives an input.
+        source: name of the Op that an input comes from.
 
     Raises:
-        ConfigError: no such datatype, or a dimension below -1.
+        ConfigError: an unknown datatype, or a dimension below -1.
     """
 
     name: str
@@ -325,7 +327,7 @@ class Tensor(msgspec.Struct, frozen=True):
         if self.datatype not in DATATYPES:
             known = ", ".join(sorted(DATATYPES))
             raise ConfigError(
-                f"Tensor {self.name!r}: datatype {self.datatype!r} is none of {known}"
+                f"Tensor {self.name!r}: expected a datatype of {known}, found {self.datatype!r}"
             )
         if any(type(size) is not int or size < ANY for size in self.shape):
             raise ConfigError(
@@ -334,17 +336,17 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def full_name(self) -> str:
-        """Return the name that callers of the v2 protocol have for it."""
+        """Return its name in the v2 protocol."""
         return f"{self.source}.{self.name}" if self.source else self.name
 
 
 def declared(op: Any, attribute: str) -> tuple[Tensor, ...]:
     """Return the Tensors in an Op's `input_tensors` or `output_tensors`; () if there are none.
 
-    Scripts of old may use the names for something else: without a Tensor it is no declaration.
+    Old scripts may use the names for other things: values without a Tensor are ignored.
 
     Raises:
-        ConfigError: there are Tensors, but not as a list of them alone.
+        ConfigError: there are Tensors, but not in a list of Tensors only.
     """
     listed = getattr(op, attribute, ())
     values = listed.values() if isinstance(listed, dict) else listed
@@ -358,14 +360,14 @@ def declared(op: Any, attribute: str) -> tuple[Tensor, ...]:
 
 
 def declares(op: Any) -> bool:
-    """Return whether an Op says what goes in or out."""
+    """Return whether an Op declares its inputs or outputs."""
     return bool(declared(op, "input_tensors") or declared(op, "output_tensors"))
 
 
 def announced_batch(most: int, batch_size: int) -> int:
-    """Return the samples that a loaded model takes at once: what its Op says, else what it may get.
+    """Return the samples that a loaded model takes at once: as its Op declares, or as configured.
 
-    Triton, too, gives a model that takes any number of them at least 4.
+    As in Triton, it is at least 4 for a model that takes any number.
     """
     return most or max(_MIN_BATCH, batch_size)
 
@@ -373,12 +375,12 @@ def announced_batch(most: int, batch_size: int) -> int:
 def max_batch_size_of(op: Any) -> int:
     """Return the samples that an Op takes at once: its `max_batch_size`; 0 if it has none.
 
-    Like `declared` it leaves alone what is no declaration.
+    Like `declared` it ignores other uses of the name.
 
     Raises:
-        ConfigError: it is no whole number, 0 or more, beside declared tensors.
+        ConfigError: it is not a whole number >= 0, although the Op declares tensors.
     """
-    most = getattr(op, "max_batch_size", 0)  # users' class
+    most = getattr(op, "max_batch_size", 0)  # the class is the user's
     is_whole = isinstance(most, int | np.integer) and not isinstance(most, bool)
     if is_whole and most >= 0:
         return int(most)

@@ -1,4 +1,4 @@
-"""The deadline of the running call of `process`, for whatever it calls in turn."""
+"""The deadline of the running call of `process`, for the calls that it makes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _call_deadline: ContextVar[float | None] = ContextVar("pipeline_call_deadline", 
 
 
 def call_deadline() -> float | None:
-    """Return the `time.monotonic()` at which the running call has to end; None: it need not."""
+    """Return the `time.monotonic()` at which the running call has to end; None: no deadline."""
     return _call_deadline.get()
 
 
 def set_call_deadline(deadline: float | None) -> None:
-    """Set it for this thread, and for coroutines that it starts."""
+    """Set the deadline for this thread, and for coroutines that it starts."""
     _call_deadline.set(deadline)
 
 
 def time_left(deadline_s: float | None, default_s: float) -> float:
     """Return the seconds that a call to another server has.
 
-    The caller gives it `deadline_s`, if it says so; where the running call has no deadline either
-    it has `default_s`.
+    `deadline_s` limits this call; if neither it nor the running call has a deadline, `default_s`
+    counts.
 
     Raises DeadlineError: no time is left.
     """
@@ -36,5 +36,5 @@ def time_left(deadline_s: float | None, default_s: float) -> float:
         if deadline_s is not None and deadline_s < left:
             left = deadline_s
     if left <= 0:
-        raise DeadlineError("the deadline passed before the model's server was asked")
+        raise DeadlineError("the deadline passed before the model's server was called")
     return left

@@ -1,7 +1,7 @@
-"""The one exception tree: every class owns its `err_no`, and its statuses over HTTP and gRPC.
+"""The only tree of exceptions: every class has its `err_no`, and its statuses over HTTP and gRPC.
 
-The codes are those of Paddle Serving's pipeline 0.8 and later; `OVERLOADED` is ours. No other place
-says which status an error has: frontends ask `http_status_of` and `grpc_status_of`.
+The codes are those of Paddle Serving's pipeline 0.8 and later; `OVERLOADED` is new. No other file
+knows which status an error has: frontends call `http_status_of` and `grpc_status_of`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from pipeline.answer_head import AnswerHead, grpc_status_for, head_of
 
-MAX_TEXT = 16384  # characters of an error: more helps nobody, and takes everybody's time
-_MAX_CHARACTERS = 400  # of what another library says
+MAX_TEXT = 16384  # characters of an error; a longer text is of no use, and costs time
+_MAX_CHARACTERS = 400  # of a text of another library
 
 ERROR_STATUSES = (400, 599)
 """Bounds of the HTTP statuses that user code may give an error."""
@@ -22,7 +22,7 @@ ERROR_STATUSES = (400, 599)
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]"
 )
-"""Characters by which a text passes for a line of a log, or changes how it is shown."""
+"""Characters that could fake a line of a log, or change how the text is shown."""
 
 
 class ErrorCode(enum.IntEnum):
@@ -49,12 +49,15 @@ class ErrorCode(enum.IntEnum):
 
 
 class PipelineError(Exception):
-    """Base of all errors of this library. `code` is the `err_no` that a caller sees.
+    """Base of all errors of this library.
 
-    `was_logged`: what caused it is in the log, with its traceback. `is_callers`: it is for the
-    caller to mend; the service did what it should. `op`: the name of the Op where it came from, set
-    where the engine passes it on; None: no Op is to blame. `http_status` and `grpc_status` are what
-    it is answered with where answers have one; `head` is what user code said in their place.
+    Attributes:
+        code: the `err_no` that a client gets.
+        http_status: of the answer, if the protocol has statuses; `grpc_status` over gRPC.
+        head: a status and headers that user code set instead.
+        was_logged: the log has the cause, with its traceback.
+        is_callers: the request is wrong, and the service works as it should.
+        op: the name of the Op that failed, set when the engine passes the error on; None: no Op.
     """
 
     code: int = ErrorCode.UNKNOW
@@ -69,18 +72,18 @@ class PipelineError(Exception):
 class ProductError(PipelineError):
     """An error of the product, not of the framework: raise it from any user method.
 
-    `raise ProductError(51, "no face in the picture")` is the same as returning
-    `prod_errcode` and `prod_errinfo`: later Ops are skipped and the caller gets both.
+    `raise ProductError(51, "no face in the picture")` is the same as returning `prod_errcode` and
+    `prod_errinfo`: later Ops are skipped and the client gets both.
 
     Args:
         code: `err_no` of the answer.
         text: `err_msg` of the answer.
-        status: over HTTP, 400 to 599; gRPC has one that matches. None: 400 where errors have a
-            status, and 200 where they have an `err_no` in its place.
+        status: over HTTP, 400 to 599; over gRPC a matching one. None: 400 in protocols whose errors
+            have a status, and 200 in those with an `err_no` instead.
         headers: of the answer, such as Retry-After.
 
     Raises:
-        ValueError: no answer can have that status, or those headers.
+        ValueError: an answer cannot have that status, or those headers.
     """
 
     code: int = ErrorCode.PRODUCT_ERROR
@@ -108,7 +111,7 @@ class ProductError(PipelineError):
 
 
 class NotImplementedByOpError(PipelineError):
-    """An Op was asked for something that its author has to write."""
+    """The author of an Op has to write the method that was called."""
 
     code: int = ErrorCode.NOT_IMPLEMENTED
     http_status = 501
@@ -116,7 +119,7 @@ class NotImplementedByOpError(PipelineError):
 
 
 class ClosedError(PipelineError):
-    """The server is stopping: the request was not, or only partly, worked on."""
+    """The server is stopping: the request was not processed, or only in part."""
 
     code: int = ErrorCode.CLOSED_ERROR
     http_status = 503
@@ -124,14 +127,14 @@ class ClosedError(PipelineError):
 
 
 class RequestCancelledError(ClosedError):
-    """The request will not run, for another one of its sequence was given up."""
+    """The request will not run, because another one of its sequence was given up."""
 
     http_status = 499
     grpc_status = "CANCELLED"
 
 
 class NoServiceError(PipelineError):
-    """The request names a service that this server is not."""
+    """The request names another service."""
 
     code: int = ErrorCode.NO_SERVICE
     http_status = 404
@@ -147,10 +150,10 @@ class InitError(PipelineError):
 
 
 class PortInUseError(InitError):
-    """A port that is to be listened on is another server's.
+    """A port is in use by another process.
 
     Attributes:
-        key: of the configuration that names it.
+        key: the configuration's key for the port.
         port: its number.
     """
 
@@ -159,9 +162,9 @@ class PortInUseError(InitError):
 
 
 class OverloadedError(PipelineError):
-    """The server cannot take the request, or not in its time: try again later, or elsewhere.
+    """The server cannot process the request, or not in time: try again later, or elsewhere.
 
-    `retry_after_s`: when there may be a place, as far as can be told.
+    `retry_after_s`: when there will probably be room.
     """
 
     code: int = ErrorCode.OVERLOADED
@@ -178,11 +181,11 @@ class QueueLimitError(OverloadedError):
 
 
 class TooLateError(QueueLimitError):
-    """The request would have waited at an Op for longer than it had time, and was not let in."""
+    """The request would have missed its deadline in the queue of an Op, and was refused."""
 
 
 class ConfigError(PipelineError):
-    """The configuration is wrong. The text says file, line, key, expected and found."""
+    """The configuration is wrong. The text has file, line, key, expected and found value."""
 
     code: int = ErrorCode.CONF_ERROR
 
@@ -200,27 +203,27 @@ class InputError(PipelineError):
 
 
 class UnspecifiedError(InputError):
-    """A model refused a request with an error of no particular kind: UNKNOWN over gRPC."""
+    """A model refused a request without a more specific error: UNKNOWN over gRPC."""
 
     http_status = 400
     grpc_status = "UNKNOWN"
 
 
 class ConflictError(InputError):
-    """A model refused a request since what it asks for is there: ALREADY_EXISTS over gRPC."""
+    """A model refused a request because something exists already: ALREADY_EXISTS over gRPC."""
 
     http_status = 400
     grpc_status = "ALREADY_EXISTS"
 
 
 class FieldsError(InputError):
-    """Fields of a caller, which went to a model as they came, are not what it takes."""
+    """A client's fields, which went to a model unchanged, are not what the model takes."""
 
     is_callers = True
 
 
 class FeedError(PipelineError):
-    """An Op fed its model, of what it had read, what that does not take."""
+    """An Op fed its model something that the model does not take."""
 
     code: int = ErrorCode.INPUT_PARAMS_ERROR
 
@@ -234,7 +237,7 @@ class DeadlineError(PipelineError):
 
 
 class PayloadTypeError(PipelineError):
-    """Data of a type or layout that this place cannot take."""
+    """Data has a type or layout that cannot be used here."""
 
     code: int = ErrorCode.TYPE_ERROR
 
@@ -255,14 +258,14 @@ class TooLargeError(PackageError):
 
 
 class PredictorError(PipelineError):
-    """A predictor failed. `retryable` says that the same call may succeed later."""
+    """A predictor failed. `retryable`: the same call may succeed later."""
 
     code: int = ErrorCode.CLIENT_ERROR
     retryable: ClassVar[bool] = False
 
 
 class PredictorUnavailableError(PredictorError):
-    """A predictor's peer could not be reached or refused the call for now."""
+    """A predictor's server could not be reached, or refused the call for now."""
 
     http_status = 503
     grpc_status = "UNAVAILABLE"
@@ -270,20 +273,20 @@ class PredictorUnavailableError(PredictorError):
 
 
 class UserCodeError(PipelineError):
-    """A user's method raised, or a process stage failed, for no reason we have a code for."""
+    """A user's method raised, or `process` failed, without a more specific code."""
 
     code: int = ErrorCode.UNKNOW
     was_logged = True
 
 
 class WorkerDiedError(PipelineError):
-    """The process that worked on the request ended: killed, crashed, or ended by user code."""
+    """The process that ran the request ended: killed, crashed, or ended by user code."""
 
     code: int = ErrorCode.UNKNOW
 
 
 class DataLostError(WorkerDiedError):
-    """Data that an Op was to read is lost with its machine, or found no room there."""
+    """Data for an Op was lost with its machine, or had no room there."""
 
 
 _FROM_NAME: dict[str, type[PipelineError]] = {
@@ -291,7 +294,7 @@ _FROM_NAME: dict[str, type[PipelineError]] = {
     for name, kind in list(globals().items())
     if isinstance(kind, type) and issubclass(kind, PipelineError)
 }
-# Of several classes with one code the first is the plain one.
+# Of several classes with one code the first is the general one.
 _FROM_CODE: dict[int, type[PipelineError]] = {
     kind.code: kind
     for kind in reversed(_FROM_NAME.values())
@@ -300,14 +303,14 @@ _FROM_CODE: dict[int, type[PipelineError]] = {
 
 
 def http_status_of(error: PipelineError) -> int:
-    """Return the HTTP status of an error, where answers have one."""
+    """Return the HTTP status of an error, for protocols with statuses."""
     if error.head is not None and error.head.status is not None:
         return error.head.status
     return InputError.http_status if _is_blamed_on_caller(error) else error.http_status
 
 
 def grpc_status_of(error: PipelineError) -> str:
-    """Return the name of the gRPC status of an error, where calls have one."""
+    """Return the name of the gRPC status of an error, for calls with statuses."""
     if error.head is not None and error.head.status is not None:
         return grpc_status_for(error.head.status)
     return InputError.grpc_status if _is_blamed_on_caller(error) else error.grpc_status
@@ -334,9 +337,9 @@ def _set_code(error: PipelineError, code: int) -> None:
 def error_from_wire(code: int, text: str, cause: PipelineError | None = None) -> PipelineError:
     """Return the error that a peer answered as `err_no` (not 0) and `err_msg`.
 
-    A code that is none of ours is a product's. This is the one place where wire data become
-    errors; the way back is each class's `code`. `cause` is the error that a ResponseOp of this
-    server was given, where it is known: the wire tells no class from others with its code.
+    An unknown code is a product's. Only this function turns wire data into errors; the other
+    direction is each class's `code`. `cause` is the error that a ResponseOp of this server got, if
+    known: several classes may share a code on the wire.
     """
     kind = _FROM_CODE.get(code)
     error = ProductError(code, text) if kind is None else kind(text)
@@ -351,10 +354,9 @@ def error_from_wire(code: int, text: str, cause: PipelineError | None = None) ->
 def error_to_fields(
     error: PipelineError,
 ) -> tuple[str, int, str, int | None, AnswerHead | None]:
-    """Return (class, code, text, `retry_after_s`, head) of an error for another of our processes.
+    """Return (class, code, text, `retry_after_s`, head) of an error, for another of our processes.
 
-    The code has 64 bits at most: one that is longer, which is no code for any peer, goes into
-    the text.
+    The code has at most 64 bits: a longer one, which no peer could read, goes into the text.
     """
     kind = next(kind for kind in type(error).__mro__ if _FROM_NAME.get(kind.__name__) is kind)
     code, text = int(error.code), str(error)
@@ -365,27 +367,28 @@ def error_to_fields(
 
 
 def note_op(outcome: object, name: str) -> None:
-    """Note in an error, unless it says so already, at which Op it came to be."""
+    """Note the Op in an error that does not name one."""
     if isinstance(outcome, PipelineError) and outcome.op is None:
         outcome.op = name
 
 
 def utf8_text(text: str) -> str:
-    """Return `text` as the wire can hold it, which names of files that are no UTF-8 are not."""
+    """Return `text` in valid UTF-8; names of files may have other bytes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def one_line(text: str) -> str:
-    """Return `text` of somebody else's error, short enough for an answer and a log."""
+    """Return another library's error text, short enough for an answer and a log."""
     text = " ".join(text.split())
     return text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + "..."
 
 
 def printable(text: str) -> str:
-    """Return `text` without what begins a line, colours a terminal or turns the direction.
+    r"""Return `text` without characters that begin a line, colour a terminal or change the
+    direction.
 
-    Control characters but the tab, line and paragraph separators, marks of direction and lone
-    surrogates are written as Python writes them in a string: `\\n`, `\\x1b`.
+    Control characters except the tab, line and paragraph separators, direction marks and lone
+    surrogates are escaped as in a Python string: `\\n`, `\\x1b`.
     """
     if text.isprintable():
         return text
@@ -398,12 +401,12 @@ def shortened(text: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception in words: what it says, and before that its type, if it is not ours."""
+    """Return the text of an exception, with its type before it if it is not this library's."""
     kind = type(error).__name__
     try:
         text = shortened(str(error))
     except Exception:  # the user's own __str__
-        return f"{kind}, which cannot tell its text"
+        return f"{kind}, whose text cannot be read"
     if text and isinstance(error, PipelineError):
         return text
     return f"{kind}: {text}" if text else kind
@@ -416,7 +419,7 @@ def error_from_fields(
     retry_after_s: int | None = None,
     head: AnswerHead | None = None,
 ) -> PipelineError:
-    """Return the error of `error_to_fields`; of a user's class that of ours which it extends."""
+    """Return the error of `error_to_fields`; for a user's class its base class in this library."""
     kind = _FROM_NAME[name]
     error = kind(code, text) if issubclass(kind, ProductError) else kind(text)
     if isinstance(error, OverloadedError) and retry_after_s is not None:

@@ -1,7 +1,7 @@
-"""Metrics of users' own: counters, gauges and histograms that their code counts in.
+"""Metrics for user code: counters, gauges and histograms.
 
-What is counted stays in its process; a worker process tells the server with its next report, and
-`/metrics` shows it. Any thread may count.
+The counts stay in their process; a worker process sends them to the server with its next report,
+and `/metrics` shows them. Any thread may count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 _LOGGER = logging.getLogger(__name__)
 
 MAX_SERIES = 1000
-"""Series of one process; what is counted in others is lost, with a line in the log."""
+"""Series of one process; counts of further ones are lost, with a line in the log."""
 MAX_LABELS = 16
 """Labels of a series."""
 MAX_BUCKETS = 64
@@ -28,7 +28,7 @@ MAX_BUCKETS = 64
 MAX_TEXT = 512
 """Characters of a name, a description or a label's value."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Bounds of a histogram that says nothing else: times in seconds."""
+"""Default bounds of a histogram: times in seconds."""
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
@@ -52,10 +52,10 @@ class FamilyHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SeriesChange(msgspec.Struct, array_like=True):
-    """Change of one series since the last time.
+    """Change of one series since the last report.
 
-    `value` is what to add, or with `is_set` what it is; of a histogram the sum of what was
-    observed, and `counts` how many of it fell into each bucket, the last one without a bound.
+    `value` is the number to add, or with `is_set` the new value; for a histogram the sum of the
+    observed values, and `counts` how many fell into each bucket, the last one without a bound.
     """
 
     head: FamilyHead
@@ -66,7 +66,7 @@ class SeriesChange(msgspec.Struct, array_like=True):
 
 
 class MetricSamples(msgspec.Struct, array_like=True):
-    """One family as it is shown: samples are (name, labels, value)."""
+    """One family for display: samples are (name, labels, value)."""
 
     name: str
     kind: str
@@ -75,11 +75,11 @@ class MetricSamples(msgspec.Struct, array_like=True):
 
 
 def check_name(name: str, what: str = "a metric") -> None:
-    """Raise ValueError for what is no name of a family, or is one of the server's."""
+    """Raise ValueError for an invalid name of a family, or one that the server reserves."""
     if len(name) > MAX_TEXT or _NAME.fullmatch(name) is None:
-        raise ValueError(f"{name[:MAX_TEXT]!r} is no name of {what}")
+        raise ValueError(f"{name[:MAX_TEXT]!r} is not a valid name of {what}")
     if name.startswith(_OF_THE_SERVER):
-        raise ValueError(f"{what} '{name}': names of this beginning are the server's")
+        raise ValueError(f"{what} '{name}': names with this prefix are reserved for the server")
 
 
 def check_labels(labels: Labels, kind: str) -> None:
@@ -89,41 +89,41 @@ def check_labels(labels: Labels, kind: str) -> None:
     for name, value in labels:
         is_taken = kind == "histogram" and name == "le"
         if len(name) > MAX_TEXT or _LABEL.fullmatch(name) is None or is_taken:
-            raise ValueError(f"{name[:MAX_TEXT]!r} is no name of a label")
+            raise ValueError(f"{name[:MAX_TEXT]!r} is not a valid name of a label")
         if len(value) > MAX_TEXT:
             raise ValueError(f"label '{name}': its value is over {MAX_TEXT} characters long")
 
 
 def check_buckets(buckets: Sequence[float]) -> None:
-    """Raise ValueError for bounds of buckets that no histogram can have."""
+    """Raise ValueError for bounds that a histogram cannot have."""
     if len(buckets) > MAX_BUCKETS:
         raise ValueError(f"a histogram may have {MAX_BUCKETS} buckets, not {len(buckets)}")
     rising = all(low < high for low, high in pairwise(buckets))
     if not rising or not all(math.isfinite(bound) for bound in buckets):
-        raise ValueError("the bounds of buckets must be numbers that rise")
+        raise ValueError("the bounds of buckets must be ascending numbers")
 
 
 class Ledger:
-    """The series of one process, and what has changed in them since that was last taken."""
+    """The series of one process, and their changes since these were last taken."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._heads: dict[str, FamilyHead] = {}
         self._whole: dict[tuple[str, Labels], SeriesChange] = {}
         self._changed: dict[tuple[str, Labels], SeriesChange] = {}
-        self._is_told = False  # somebody takes the changes
+        self._keeps_changes = False  # whether the changes are taken
         self._is_over_full = False
 
     def begin(self) -> None:
-        """Begin anew, as a worker process whose changes are taken: what is here is its parent's."""
+        """Reset, in a new worker process whose changes are taken: the content is its parent's."""
         self.__init__()  # type: ignore[misc]
-        self._is_told = True
+        self._keeps_changes = True
 
     def head(self, head: FamilyHead) -> FamilyHead:
-        """Return the family of a name, as it was first asked for.
+        """Return the family of a name, as it was first requested.
 
         Raises:
-            ValueError: it cannot be had, or there is one of another kind.
+            ValueError: it is invalid, or exists as another kind.
         """
         known = self._heads.get(head.name)
         if known is None:
@@ -134,7 +134,7 @@ class Ledger:
             with self._lock:
                 known = self._heads.setdefault(head.name, head)
         if known.kind != head.kind:
-            raise ValueError(f"a metric '{head.name}' is there already, as a {known.kind}")
+            raise ValueError(f"a metric '{head.name}' exists already, as a {known.kind}")
         return known
 
     def change(self, head: FamilyHead, labels: Labels, value: float, is_set: bool = False) -> None:
@@ -147,7 +147,7 @@ class Ledger:
             self._merge(SeriesChange(head, labels, value, is_set, counts))
 
     def merge(self, changes: Sequence[SeriesChange]) -> None:
-        """Count what a worker process has told."""
+        """Add the changes from a worker process."""
         with self._lock:
             for change in changes:
                 known = self._heads.setdefault(change.head.name, change.head)
@@ -155,7 +155,7 @@ class Ledger:
                     self._merge(change)
 
     def take(self) -> list[SeriesChange]:
-        """Return what has changed since the last time."""
+        """Return the changes since the last call."""
         if not self._changed:
             return []
         with self._lock:
@@ -163,7 +163,7 @@ class Ledger:
         return list(changed.values())
 
     def families(self) -> list[MetricSamples]:
-        """Return all of it, as it is shown."""
+        """Return all series for display."""
         families: dict[FamilyHead, MetricSamples] = {}
         with self._lock:
             for series in self._whole.values():
@@ -179,13 +179,13 @@ class Ledger:
             if not self._is_over_full:
                 self._is_over_full = True
                 _LOGGER.warning(
-                    "metric '%s': there are %d series already, what is counted in others is lost",
+                    "metric '%s': there are %d series already, counts in further ones are lost",
                     change.head.name,
                     MAX_SERIES,
                 )
             return
         _add(self._whole, key, change)
-        if self._is_told:
+        if self._keeps_changes:
             _add(self._changed, key, change)
 
 
@@ -220,7 +220,7 @@ LEDGER: Ledger = Ledger()
 
 
 class _Counted:
-    """One series; it may be kept, copied and pickled: it has no value itself."""
+    """One series; it may be kept, copied and pickled, because it has no value itself."""
 
     kind: Kind = "counter"
 
@@ -236,7 +236,7 @@ class _Counted:
 
 
 class Counter(_Counted):
-    """Count that only grows. Its name ends in `_total` in `/metrics`."""
+    """Count that only rises. Its name ends in `_total` in `/metrics`."""
 
     def inc(self, amount: float = 1.0) -> None:
         """Add to it. ValueError: the amount is negative."""
@@ -246,43 +246,43 @@ class Counter(_Counted):
 
 
 class Gauge(_Counted):
-    """Value that rises and falls; of several processes that set it the last one counts."""
+    """Value that rises and falls; if several processes set it, the last one counts."""
 
     kind: Kind = "gauge"
 
     def set(self, value: float) -> None:
-        """Set it."""
+        """Set the value."""
         self._count(value, is_set=True)
 
     def inc(self, amount: float = 1.0) -> None:
-        """Add to it."""
+        """Add to the value."""
         self._count(amount)
 
     def dec(self, amount: float = 1.0) -> None:
-        """Take from it."""
+        """Subtract from the value."""
         self._count(-amount)
 
 
 class Histogram(_Counted):
-    """Counts of values by how large they are, and their sum."""
+    """Counts of values by their size, and their sum."""
 
     kind: Kind = "histogram"
 
     def observe(self, value: float) -> None:
-        """Take note of one value."""
+        """Record one value."""
         self._count(value)
 
 
 class Metrics:
-    """Source of what code of users counts in: equal names and labels are one series.
+    """Source of metrics for user code: equal names and labels are one series.
 
-    Names and labels are those of Prometheus; names that begin with `pipeline_`, `process_`,
-    `python_`, `pd_` or Triton's `nv_` are the server's. Each method raises ValueError for a name
-    or label that cannot be had, and for a name that is there as another kind.
+    Names and labels follow Prometheus; names that begin with `pipeline_`, `process_`, `python_`,
+    `pd_` or Triton's `nv_` are reserved. Each method raises ValueError for an invalid name or
+    label, and for a name that exists as another kind.
     """
 
     def counter(self, name: str, text: str = "", /, **labels: object) -> Counter:
-        """Return the counter of a name; `_total` is put behind that where it is not."""
+        """Return the counter of a name; `_total` is appended if it is missing."""
         name = f"{name.removesuffix('_total')}_total"
         return Counter(LEDGER.head(FamilyHead(name, "counter", text)), _labels(labels, "counter"))
 
@@ -308,7 +308,7 @@ def _labels(labels: dict[str, object], kind: Kind) -> Labels:
 
 
 METRICS: Metrics = Metrics()
-"""The same for all: `context.metrics`, and here `counter`, `gauge` and `histogram`."""
+"""The object behind `context.metrics`, `counter`, `gauge` and `histogram`."""
 
 counter: Callable[..., Counter] = METRICS.counter
 gauge: Callable[..., Gauge] = METRICS.gauge

@@ -1,4 +1,4 @@
-"""Op, RequestOp and ResponseOp: what users subclass. No thread and no socket live here."""
+"""Op, RequestOp and ResponseOp: the classes that users derive from. No threads, no sockets."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _STR = frozenset({str})
 
 
 class _PredictorClient(Protocol):
-    """Part of `self.client` that `Op.process` needs."""
+    """The part of `self.client` that `Op.process` needs."""
 
     def predict(self, feed: Any, fetch: Any = None, *, log_id: int = 0, **more: Any) -> Any: ...
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, array_like=True):
-    """Origin of an Op that a process makes, since it was not forked with it.
+    """Description of an Op that a new process makes, because it was not forked with the Op.
 
     Args:
-        make: "module:function" of ours, which returns the Op for `argument`.
+        make: "module:function" of this library, which returns the Op for `argument`.
         argument: msgpack.
     """
 
@@ -57,23 +57,23 @@ _numbers = itertools.count()
 def _hook(method: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a method that users override in any of several forms, `async def` or not.
 
-    Type checkers are told `(...) -> Any`: whatever they declared, all other forms would be
-    incompatible overrides. `engine.hooks` looks at the forms when a server starts.
+    Type checkers see `(...) -> Any`: with any declared form, all other forms would be incompatible
+    overrides. `engine.run.hooks` checks the forms when a server starts.
     """
     return method
 
 
 class Op:
-    """One step of a pipeline: subclass it and override what differs from the default.
+    """One step of a pipeline: derive from it, and override what differs from the default.
 
-    A request passes `preprocess` (once a request), `process` (once a batch, if the Op has a
-    model or overrides it) and `postprocess` (once a request). Every worker has its own shallow
-    copy of the Op, made after `init_op`: what a method stores on `self` is never shared with a
-    request that runs at the same time.
+    A request passes `preprocess` (once a request), `process` (once a batch, if the Op has a model
+    or overrides it) and `postprocess` (once a request). Every worker has its own shallow copy of
+    the Op, made after `init_op`: what a method stores on `self` is not shared with requests that
+    run at the same time.
 
     Args:
-        name: unique in the graph; the key under `op:` in config.yml and the key of this Op's
-            answer in `input_dicts` of its successors. Default "Op0", "Op1", ...
+        name: unique in the graph; the key under `op:` in config.yml and the key of this Op's answer
+            in `input_dicts` of its successors. Default "Op0", "Op1", ...
         input_ops: the Ops whose answers this one reads; a single Op or a list.
         server_endpoints: "host:port" of remote model services.
         fetch_list: names of the model outputs to fetch; default all.
@@ -82,26 +82,25 @@ class Op:
         concurrency: number of workers, >= 1.
         timeout: ms for one call of `process`; <= 0 for none.
         retry: attempts of `process` on a timeout or a retryable predictor error; 0 = not given.
-        batch_size: requests that are merged into one call of `process`, at most.
-        auto_batching_timeout: ms that the first request of a batch waits for company.
+        batch_size: at most this many requests are merged into one call of `process`.
+        auto_batching_timeout: ms that the first request of a batch waits for others.
         local_service_handler: accepted for scripts that pass one.
         jump_to_ops: see `check_jumping`.
-        fuse: False: its methods run on the Op's own threads only, never on those of the Op
-            before it.
-        loop_to: Ops, or their names, that a `Goto` of this one may have run again: itself, or
-            those whose answers lead to it.
-        max_loops: how often it may do so for one request, >= 1; once more is an error.
-        gather: True: of what streams to it, it gets all parts at once: in `input_dicts` the list
-            of them.
-        sequence: "direct" or "oldest", or the mapping that `op.<name>.sequence` may be: requests
-            with one `sequence_id` stay at one worker, one after the other.
-        dynamic_batching: the mapping that `op.<name>.dynamic_batching` may be; stands for
-            `batching: dynamic`, too.
+        fuse: False: its methods run only on the Op's own threads, never on those of the Op before
+            it.
+        loop_to: Ops, or their names, that a `Goto` of this Op may run again: itself, or Ops whose
+            answers lead to it.
+        max_loops: how often it may do so for one request, >= 1; one more is an error.
+        gather: True: it gets all parts of a stream at once: `input_dicts` has a list of them.
+        sequence: "direct" or "oldest", or a mapping as in `op.<name>.sequence`: requests with one
+            `sequence_id` stay at one worker, one after the other.
+        dynamic_batching: a mapping as in `op.<name>.dynamic_batching`; it also sets `batching:
+            dynamic`.
 
-    A value given here wins over config.yml, config.yml over the default.
+    A value given here overrides config.yml, and config.yml overrides the default.
     """
 
-    # What scripts may read, and set: documented, or names of the predecessor's.
+    # Attributes that scripts may read and set: documented, or names of the predecessor.
     client: _PredictorClient | None = None
     concurrency_idx: int | None = None
     with_serving: bool = False
@@ -120,27 +119,27 @@ class Op:
     _retry: int
     _timeout: float
     _auto_batching_timeout: float | None
-    # What is only ours begins with `pipeline_`, so that no script has it by chance.
+    # Names of this library's own attributes begin with `pipeline_`, so that scripts do not use them
+    # by chance.
     pipeline_config: OpConfig
     pipeline_in_a_graph: bool = False
-    pipeline_base_dir: Path = Path()  # where files that config.yml names are looked for first
-    pipeline_spec: WorkerSpec | None = None  # of what a process is told that is to make such an Op
+    pipeline_base_dir: Path = Path()  # the folder of relative file names in config.yml
+    pipeline_spec: WorkerSpec | None = None  # of an Op that processes make themselves
     pipeline_interpreter: Any = None  # an Interpreter that its process runs; None: the server's
     pipeline_warm_up: Sequence[Any] = ()  # WarmUpSamples, which each worker runs at its start
-    pipeline_models: Any = None  # a ModelCaller, in a worker that may ask models of its server
-    pipeline_step: Any = None  # a ModelStep: what an Op asks whose workers are models
-    pipeline_is_quick: bool = False  # for Ops of our own, see `runs_on_the_loop`
-    pipeline_patience_s: float = 1.0  # of whoever waits for a worker that nobody else waits for
+    pipeline_models: Any = None  # a ModelCaller, in a worker that may call models of its server
+    pipeline_step: Any = None  # a ModelStep, of an Op whose workers are models
+    pipeline_is_quick: bool = False  # for this library's Ops, see `runs_on_the_loop`
+    pipeline_patience_s: float = 1.0  # for a worker whose result nobody needs any more
     pipeline_ragged: frozenset[str] = frozenset()  # inputs whose shapes may differ in a batch
-    pipeline_ragged_batch: Any = None  # a RaggedBatch with rules that config.yml does not say
+    pipeline_ragged_batch: Any = None  # a RaggedBatch with rules that config.yml cannot express
     pipeline_merges: bool = (
-        True  # False: `process` gets a list of feeds, and returns one of results
+        True  # False: `process` gets a list of feeds, and returns a list of results
     )
-    pipeline_hands_on: bool = False  # what it feeds its model is what callers sent, also if it is
-    # by methods of its own
-    pipeline_controls: Sequence[Control] = ()  # that `process` adds to its requests by itself
-    pipeline_notes: Notes | None = None  # of requests, where logs say which one it is
-    pipeline_packs_tensors: bool | None = None  # as `set_pack_tensor_format` was told
+    pipeline_hands_on: bool = False  # True: its own methods feed the model what clients sent
+    pipeline_controls: Sequence[Control] = ()  # controls that `process` itself adds to its requests
+    pipeline_notes: Notes | None = None  # about requests, for logs that name them
+    pipeline_packs_tensors: bool | None = None  # the argument of `set_pack_tensor_format`
 
     def __init__(
         self,
@@ -193,37 +192,37 @@ class Op:
         )
         self.set_dynamic_shape_info()
 
-    # What users override -----------------------------------------------------------------
+    # Methods that users override ---------------------------------------------------------
 
     @_hook
     def init_op(self) -> None:
         """Load what the Op needs. Runs once an Op (thread workers), before the server is ready.
 
-        `self.client` is there already. An exception makes the start of the server fail.
+        `self.client` is set already. An exception makes the start of the server fail.
         """
 
     @_hook
     def preprocess(
         self, input_dicts: dict[str, dict[str, Any]], data_id: int = 0, log_id: int = 0
     ) -> Any:
-        """Turn the answers of the input Ops into what `process` is fed; once a request.
+        """Turn the answers of the input Ops into the feed of `process`; once a request.
 
         Args:
-            input_dicts: `{name of the input Op: its answer}`; a first Op's key is
-                "@DAGExecutor".
+            input_dicts: `{name of the input Op: its answer}`; a first Op's key is "@DAGExecutor".
             data_id: the server's running number of the request.
-            log_id: the number that the caller sent, 0 if none.
+            log_id: the number that the client sent, 0 if none.
 
         Returns:
             `(data, is_skip_process, prod_errcode, prod_errinfo)`, or just `data`: a dict of
-            ndarrays whose axis 0 is the batch, or a list of such dicts (a mini-batch, run one
-            by one). A `prod_errcode` that is not None ends the request with that code.
-            Methods with fewer parameters, `(self, input_dicts)` down, are called with fewer.
+                ndarrays
+            whose axis 0 is the batch, or a list of such dicts (a mini-batch, run one by one). A
+            `prod_errcode` that is not None ends the request with that code. Methods with fewer
+            parameters, down to `(self, input_dicts)`, are called with fewer.
         """
         if len(input_dicts) != 1:
             raise NotImplementedByOpError(
                 f"Op {self.name!r} reads {len(input_dicts)} Ops ({', '.join(input_dicts)}): "
-                "override preprocess to say how their answers are put together."
+                "override preprocess to combine their answers."
             )
         (answer,) = input_dicts.values()
         return answer, False, None, ""
@@ -241,11 +240,12 @@ class Op:
         Args:
             feed_batch: a list of one dict: the samples of the batch merged along axis 0.
             typical_logid: the log id of the batch's first request.
-            context: of its requests, for a predictor that looks whether they are cancelled.
+            context: of its requests, for a predictor that checks whether they were cancelled.
 
         Returns:
             `(result, err_code, err_info)` or just the result: a dict whose values have one row
-            (axis 0) for every row that was fed, so that it can be split again.
+                (axis 0)
+            for every row that was fed, so that it can be split again.
         """
         if self.client is None:
             raise NotImplementedByOpError(
@@ -271,9 +271,9 @@ class Op:
         """Turn the model's answer for one request into the Op's answer.
 
         Args:
-            input_dicts: the object that `preprocess` was given.
+            input_dicts: the object that `preprocess` got.
             fetch_data: this request's rows of the result of `process`; a list of results for a
-                mini-batch; what `preprocess` returned where `process` did not run.
+                mini-batch; the result of `preprocess` if `process` did not run.
             data_id: as in `preprocess`.
             log_id: as in `preprocess`.
 
@@ -284,7 +284,7 @@ class Op:
 
     @_hook
     def check_jumping(self, input_data: Any) -> bool:
-        """For an Op with `jump_to_ops`: True sends the batch's answers past the next Ops.
+        """Return True to send the batch's answers past the next Ops; for an Op with `jump_to_ops`.
 
         They go where the answers of the jump targets go, under this Op's name.
 
@@ -320,10 +320,10 @@ class Op:
         return bool(self._jump_to_ops)
 
     def set_pack_tensor_format(self, is_tensor_format: bool = False) -> None:
-        """Say in which form data leaves this Op: as tensors, or (False) as text.
+        """Set the form in which data leaves this Op: as tensors, or (False) as text.
 
-        That is the answer, where it is the last Op of the pipeline, and what another pipeline
-        server is sent (`client_type: pipeline_grpc`, by default tensors).
+        This applies to the answer, if it is the last Op of the pipeline, and to requests to another
+        pipeline server (`client_type: pipeline_grpc`, by default tensors).
         """
         self.pipeline_packs_tensors = is_tensor_format
 
@@ -333,7 +333,7 @@ class Op:
         return list(client.feed_names), list(client.fetch_names)
 
     def use_default_auto_batching_config(self) -> None:
-        """Switch batching off for this Op; to be called before `prepare_server`."""
+        """Switch batching off for this Op; call it before `prepare_server`."""
         self.pipeline_given = {**self.pipeline_given, "batch_size": 1}
 
     def _log(self, info: str) -> str:
@@ -348,11 +348,11 @@ class RequestOp(Op):
 
     Args:
         schema: the type of a request: a class derived from `Schema`, a TypedDict, a dataclass, a
-            msgspec.Struct or a model of pydantic. What `unpack_request_package` returns is
-            checked by it, and what came without that: the first Ops see its keys, converted.
+            msgspec.Struct or a model of pydantic. It checks the result of `unpack_request_package`,
+            and requests that come without it: the first Ops get its keys, converted.
 
     Raises:
-        ConfigError: the schema is no such type.
+        ConfigError: the schema is not such a type.
     """
 
     pipeline_schema: BoundSchema | None = None
@@ -367,10 +367,11 @@ class RequestOp(Op):
 
         Returns:
             `(dict, log_id, prod_errcode, prod_errinfo)` or just the dict. Pairs of `key` and
-            `value` become str; tensors become ndarrays, str or bytes, and a tensor's LoD an
-            int32 array under "<name>.lod". A tensor wins over a pair of the same name. One text
-            in a tensor of one dimension is a str, and values without a key are nobody's, as
-            callers of the predecessor have it.
+                `value`
+            become str; tensors become ndarrays, str or bytes, and a tensor's LoD an int32 array
+                under
+            "<name>.lod". A tensor replaces a pair of the same name. One text in a tensor of one
+            dimension is a str, and values without a key are ignored, as in the predecessor.
         """
         keys, values = request.key, request.value
         if len(keys) > len(values):
@@ -381,7 +382,8 @@ class RequestOp(Op):
         data = dict(zip(keys, values, strict=False)) if is_short else _pairs(keys, values)
         data.pop(PROFILE_KEY, None)
         if request.tensors:
-            is_typed = self.pipeline_schema is not None  # which tells a text from a list of one
+            # then a text differs from a list of one text
+            is_typed = self.pipeline_schema is not None
             decode = codec.decode_tensors if is_typed else codec.decode_request
             data.update(decode(request.tensors))
         return data, request.logid, None, ""
@@ -397,14 +399,14 @@ class ResponseOp(Op):
 
     Args:
         input_ops: the last Op, or a list of it alone.
-        combine: makes one answer of the parts of a stream, a list of dicts, for callers that take
-            only one. None: text, bytes and lists are appended, arrays concatenated along axis 0,
-            of everything else the last one counts.
-        schema: the type of an answer, and of each part of one that streams, as in RequestOp: one
-            that does not fit is a TYPE_ERROR.
+        combine: makes one answer of the parts of a stream, a list of dicts, for clients that take
+            only one. None: text, bytes and lists are appended, arrays concatenated along axis 0, of
+            other values the last one counts.
+        schema: the type of an answer, and of each part of a stream, as in RequestOp: an answer that
+            does not fit is a TYPE_ERROR.
 
     Raises:
-        ConfigError: the schema is no such type.
+        ConfigError: the schema is not such a type.
     """
 
     pipeline_schema: BoundSchema | None = None
@@ -423,7 +425,7 @@ class ResponseOp(Op):
     def set_pack_format(self, isTensor: bool = False) -> None:
         """Answer with tensors only (True) or with key/value text only (False).
 
-        Without a call, and if the last Op asked for nothing either, a request that came as
+        Without this call, and if the last Op has not set a form either, a request that came as
         tensors is answered with both, so that clients of either kind find what they read.
         """
         self.pipeline_pack_format = isTensor
@@ -432,9 +434,9 @@ class ResponseOp(Op):
     def pack_response_package(self, channeldata: ChannelData) -> pipeline_service_pb2.Response:
         """Turn the last Op's answer, or the error in its place, into a Response.
 
-        In key/value form an answer holds either str values, passed on as they are, or ndarrays
-        and lists of str, passed on as their `repr`; anything else is a TYPE_ERROR. As tensors
-        numbers, bytes and nested lists are possible too.
+        In key/value form an answer contains either str values, sent unchanged, or ndarrays and
+        lists of str, sent as their `repr`; any other value is a TYPE_ERROR. Tensors may also be
+        numbers, bytes and nested lists.
         """
         if channeldata.error is not None:
             return pack_error(channeldata)
@@ -445,12 +447,12 @@ class ResponseOp(Op):
         return pack(payload, as_text, as_tensors)
 
 
-# What the library does with an Op. These are functions, and the attributes that only the library
-# reads begin with `pipeline_`: an Op of a script may have a `config` or `connect` of its own.
+# Functions of the library for an Op. They are not methods, and the attributes that only the library
+# reads begin with `pipeline_`: an Op of a script may have its own `config` or `connect`.
 
 
 def _bound(schema: Any) -> BoundSchema | None:
-    """Return what checks values by a schema; None for none. Loaded when the first is given."""
+    """Return the checker of a schema; None for none. Its module is imported at the first use."""
     if schema is None:
         return None
     from pipeline.schema.bound import bind
@@ -470,7 +472,7 @@ def _as_ops(owner: Op, ops: Op | Iterable[Op] | None, argument: str) -> list[Op]
 
 
 def configure_op(op: Op, config: OpConfig) -> None:
-    """Give `op` its resolved configuration; fills the attributes that scripts read."""
+    """Give `op` its resolved configuration; fill the attributes that scripts read."""
     local = config.local_service_conf
     op.pipeline_config = config
     op.pipeline_ragged |= frozenset(config.allow_ragged_batch)
@@ -504,25 +506,25 @@ def runs_process(op: Op) -> bool:
 
 
 def predictor_of(op: Op) -> _PredictorClient | None:
-    """Return `client` if it can predict: a script may keep its database's there."""
+    """Return `client` if it can predict: a script may keep its database client there."""
     return op.client if hasattr(type(op.client), "predict") else None
 
 
 def overrides(op: Op, method: str) -> bool:
-    """Return whether `method` is the user's own rather than this library's."""
+    """Return whether `method` is the user's own and not this library's."""
     function = getattr(getattr(op, method), "__func__", None)
     return not getattr(function, "__module__", "").startswith(__name__)
 
 
 def runs_on_the_loop(op: Op, method: str) -> bool:
-    """Return whether `method` is quick enough for the event loop: ours are."""
+    """Return whether `method` is quick enough for the event loop: this library's methods are."""
     return op.pipeline_is_quick or not overrides(op, method)
 
 
 def response_formats(op: ResponseOp, as_tensors: bool) -> tuple[bool, bool]:
     """Return whether our own ResponseOp answers in text, and whether in tensors.
 
-    `as_tensors`: whether who asks does so in tensors.
+    `as_tensors`: whether the request came as tensors.
     """
     if op.pipeline_pack_format is not None:
         return not op.pipeline_pack_format, op.pipeline_pack_format
@@ -532,7 +534,7 @@ def response_formats(op: ResponseOp, as_tensors: bool) -> tuple[bool, bool]:
 
 
 def _pairs(keys: Sequence[str], values: Sequence[str]) -> dict[str, Any]:
-    """Return a long request's pairs, between which others run."""
+    """Return a long request's pairs; other threads run between its slices."""
     data: dict[str, Any] = {}
     for at in range(0, len(keys), SLICE):
         data.update(zip(keys[at : at + SLICE], values[at : at + SLICE], strict=False))

@@ -1,4 +1,4 @@
-"""Goto and Answer: what a hook returns in place of its answer, to say where that goes."""
+"""Goto and Answer: a hook returns them instead of its answer, to decide where the answer goes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STATUSES = (200, 299)
 
 
 class Routed:
-    """Base of what goes elsewhere than to all that read its Op; `answer` is the plain answer."""
+    """Base of answers that do not go to all readers of their Op; `answer` is the plain answer."""
 
     __slots__ = ("answer",)
 
@@ -25,7 +25,7 @@ class Routed:
 
 
 class Goto(Routed):
-    """An answer for some of the Ops that read it only; the others see that none will come.
+    """An answer for only some of the Ops that read it; the others learn that none will come.
 
         def postprocess(self, input_dicts, fetch_dict):
             return Goto(fetch_dict, "big") if is_unsure(fetch_dict) else Goto(fetch_dict, "out")
@@ -35,8 +35,9 @@ class Goto(Routed):
 
     Args:
         answer: the dict that the Op would return.
-        to: names of Ops that read this one, or the Ops; several, a list, or none: then nobody
-            gets it. Or one of the Op's `loop_to`, alone: it runs again, and reads this answer.
+        to: names of Ops that read this one, or the Ops; several, a list, or none: then no Op gets
+            it.
+            Or one of the Op's `loop_to`, alone: it runs again, and reads this answer.
     """
 
     __slots__ = ("to",)
@@ -57,10 +58,10 @@ class Answer(Routed):
     Args:
         answer: the dict that the ResponseOp packs.
         status: over HTTP, 200 to 299 without 204 and 205, which have no body; None: 200.
-        headers: of the answer over HTTP, such as Location; over gRPC it is trailing metadata.
+        headers: of the answer over HTTP, such as Location; over gRPC they are trailing metadata.
 
     Raises:
-        ValueError: no answer can have that status, or those headers.
+        ValueError: an answer cannot have that status, or those headers.
     """
 
     __slots__ = ("head",)
@@ -80,18 +81,18 @@ class Answer(Routed):
 
 
 def answer_with(answer: Any, head: AnswerHead | None) -> Answer:
-    """Return an Answer whose head was looked at before."""
+    """Return an Answer whose head was checked before."""
     routed = Answer(answer)
     routed.head = head
     return routed
 
 
 def checked(routed: Routed, method: str) -> Routed:
-    """Return what a user's method returned; PayloadTypeError if there is no dict in it."""
+    """Return `routed`; raise PayloadTypeError if its answer is not a dict."""
     if not isinstance(routed.answer, dict):
         kind, answer_kind = type(routed).__name__, type(routed.answer).__name__
         raise PayloadTypeError(
-            f"{method} returned {kind} with {answer_kind} in it: put a dict there"
+            f"{method} returned {kind} with {answer_kind} in it: put a dict into it"
         )
     return routed
 

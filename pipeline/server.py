@@ -49,25 +49,25 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class PipelineServer:
-    """Serves the graph that ends in a ResponseOp over gRPC and HTTP, and further ones beside it.
+    """Serves the graph that ends in a ResponseOp over gRPC and HTTP, and further graphs.
 
     Scripts call `set_response_op`, `prepare_server` and `run_server`, and `add_pipeline` for each
-    further graph. Tests and programs that embed a server use it as a context manager
-    (`with server:`), or `async with server:` inside a running event loop.
+    further graph. Tests and programs that embed a server use it as a context manager (`with
+    server:`), or `async with server:` inside a running event loop.
 
     Args:
-        name: the service's name, first part of the URL `/<name>/<method>`. A request that names
-            no pipeline of this server is refused; without a name it is served.
+        name: the service's name, first part of the URL `/<name>/<method>`. A request for another
+            name than the pipelines of this server is refused; a request without a name is served.
     """
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
         self._graphs: dict[str | None, Graph] = {}
-        self._folders: dict[str | None, Path] = {}  # of the paths of models, once prepared
+        self._folders: dict[str | None, Path] = {}  # of relative model paths, once prepared
         self._config: ServiceConfig | None = None
         self._service: Runtime | None = None
         self._thread: LoopThread | None = None
-        self._predictors: Mapping[str, Predictor] = {}  # by Op, in the place of its model
+        self._predictors: Mapping[str, Predictor] = {}  # by Op, instead of its model
 
     def set_response_op(self, response_op: ResponseOp) -> None:
         """Set the end of the graph; GraphError says what is wrong with the graph."""
@@ -75,12 +75,12 @@ class PipelineServer:
         self._graphs = _apart({self.name: graph} | self._graphs | {self.name: graph})
 
     def add_pipeline(self, name: str, response_op: ResponseOp) -> None:
-        """Serve one more graph, under a name of its own; before `prepare_server`.
+        """Serve one more graph, under a name of its own; call it before `prepare_server`.
 
         Its Ops have their settings in the same configuration, and names that no other Op has.
 
         Raises:
-            GraphError: what is wrong with the graph; a pipeline or an Op has a name that is taken.
+            GraphError: the graph is wrong; or the name of the pipeline or of an Op is taken.
         """
         self._add(name, self._build_graph(response_op))
 
@@ -95,12 +95,12 @@ class PipelineServer:
         self._graphs = _apart({**self._graphs, name: graph})
 
     def _join(self, other: PipelineServer) -> None:
-        """Serve what another server is prepared to, too; its Ops stay as it has configured them.
+        """Also serve the graphs of a prepared server; its Ops keep their settings.
 
-        What its configuration says of more than its Ops is not heeded; a warning names it.
+        Other settings of its configuration are ignored; a warning names them.
 
         Raises:
-            GraphError: a pipeline or an Op of it has a name that is taken.
+            GraphError: the name of one of its pipelines or Ops is taken.
         """
         if (ours := self._config) is None or (theirs := other._config) is None:
             raise ConfigError(f"pipeline {other.name!r}: call prepare_server before it is joined.")
@@ -109,14 +109,14 @@ class PipelineServer:
                 check_name(name)
             self._add(name, graph)
         self._folders |= other._folders
-        unheeded = [f"pipeline {other.name!r}: {line}" for line in unheeded_of(theirs, ours)]
-        for warning in unheeded:
+        ignored = [f"pipeline {other.name!r}: {line}" for line in unheeded_of(theirs, ours)]
+        for warning in ignored:
             _LOGGER.warning("%s", warning)
         self._config = msgspec.structs.replace(
             ours,
             op={**theirs.op, **ours.op},
             places={**theirs.places, **ours.places},
-            warnings=(*ours.warnings, *theirs.warnings, *unheeded),
+            warnings=(*ours.warnings, *theirs.warnings, *ignored),
         )
 
     def _build_graph(self, response_op: ResponseOp) -> Graph:
@@ -130,7 +130,7 @@ class PipelineServer:
         The environment may add to it and change it, see docs/configuration.md.
 
         Raises:
-            ConfigError: file, line and key of everything that is wrong; the name cannot be one.
+            ConfigError: file, line and key of every mistake; or the name is invalid.
         """
         if not self._graphs:
             raise GraphError("no graph yet: call set_response_op before prepare_server.")
@@ -156,13 +156,13 @@ class PipelineServer:
         tune_malloc()
         manager = ServiceManager.taken_from(os.environ)
         service = self._new_service()
-        is_said = self._config is not None and self._config.log.to == "stdout"
-        serve_until_signalled(service, lambda: _report_ready(service, manager, is_said))
+        is_logged = self._config is not None and self._config.log.to == "stdout"
+        serve_until_signalled(service, lambda: _report_ready(service, manager, is_logged))
 
     # Embedding --------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Serve from a thread of our own; returns when every worker is ready."""
+        """Serve from a background thread; returns when every worker is ready."""
         if self._thread is not None:
             raise InitError("the server is running already.")
         service = self._new_service()
@@ -176,7 +176,7 @@ class PipelineServer:
         return self
 
     def stop(self) -> None:
-        """Drain, answer what is left and end; does nothing if the server does not run."""
+        """Drain, answer the rest and end; does nothing if the server does not run."""
         thread, self._thread = self._thread, None
         service, self._service = self._service, None
         if thread is not None and service is not None:
@@ -241,21 +241,21 @@ class PipelineServer:
     def _exposure(self, config: ServiceConfig, undo: contextlib.ExitStack) -> Exposure:
         return exposure_of(config, undo)
 
-    # What is known of a running server --------------------------------------------------
+    # State of a running server ---------------------------------------------------------
 
     @property
     def rpc_port(self) -> int | None:
-        """The gRPC port, the real one where 0 was configured."""
+        """Return the gRPC port, the real one if 0 was configured."""
         return self._running().rpc_port
 
     @property
     def http_port(self) -> int | None:
-        """The HTTP port, or None without HTTP."""
+        """Return the HTTP port; None: no HTTP."""
         return self._running().http_port
 
     @property
     def executor(self) -> Engine:
-        """The running engine; of several pipelines the first one's."""
+        """Return the running engine; of several pipelines the first one's."""
         return self._running().engine
 
     def _running(self) -> Runtime:
@@ -265,7 +265,7 @@ class PipelineServer:
 
 
 def _apart(graphs: dict[str | None, Graph]) -> dict[str | None, Graph]:
-    """Return graphs of one server. Raises GraphError: two of their models have the same name."""
+    """Return the graphs of a server. Raises GraphError: two of their models share a name."""
     owners: dict[str, str] = {}
     for name, graph in graphs.items():
         whole, ops = model_names(name, [op.name for op in graph.ops])
@@ -280,9 +280,9 @@ def _apart(graphs: dict[str | None, Graph]) -> dict[str | None, Graph]:
     return graphs
 
 
-def _report_ready(service: Runtime, manager: ServiceManager, is_said: bool) -> None:
-    """Say that requests are answered, and where, unless it `is_said`."""
-    if not is_said:  # by the log, where all lines are the log's
+def _report_ready(service: Runtime, manager: ServiceManager, is_logged: bool) -> None:
+    """Report that requests are answered, and where, unless the log has reported it."""
+    if not is_logged:  # the log writes to stdout, and all lines there are the log's
         say_on_stderr(service.describe())
     ports = {"X_RPC_PORT": service.rpc_port or 0, "X_HTTP_PORT": service.http_port or 0}
     manager.tell(READY=1, STATUS=service.describe(), **ports)
@@ -291,9 +291,9 @@ def _report_ready(service: Runtime, manager: ServiceManager, is_said: bool) -> N
 def exposure_of(
     config: ServiceConfig, undo: contextlib.ExitStack, is_repository: bool = False
 ) -> Exposure:
-    """Return the side that callers see: our own frontends, or the gateway before them.
+    """Return the side that clients see: this server's frontends, or the gateway before them.
 
-    A repository serves callers while some of its models are not ready.
+    A repository serves clients even if some of its models are not ready.
     """
     taken = taken_by_gateway(config)
     check_access(config, taken)
@@ -310,14 +310,14 @@ def serve_until_signalled(
     on_ready: Callable[[], object],
     attend: Callable[[Callable[[], None]], None] = lambda stop: None,
 ) -> None:
-    """Run a service that was forked until SIGTERM or SIGINT; then it drains.
+    """Run a forked service until SIGTERM or SIGINT; then it drains.
 
-    What user code has started ends with it.
+    Processes that user code has started end with it.
 
     Args:
-        service: what runs.
+        service: the service to run.
         on_ready: called when it takes requests.
-        attend: given, on the event loop, what stops the service as a signal does.
+        attend: called on the event loop, with a function that stops the service as a signal does.
     """
 
     async def serve() -> None:
@@ -341,7 +341,7 @@ def serve_until_signalled(
 
 @contextlib.contextmanager
 def _children_ended() -> Iterator[None]:
-    """End the processes that user code starts meanwhile, where signals are this server's."""
+    """End the processes that user code has started, if signals are this server's."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -354,9 +354,9 @@ def _children_ended() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_set(stop: asyncio.Event, service: Runtime, before: Mapping[int, Handler]) -> Any:
-    """SIGTERM and SIGINT set `stop`; a second one ends the grace period.
+    """Let SIGTERM and SIGINT set `stop`; a second signal ends the grace period.
 
-    Children handle them as was done before.
+    Children handle signals as before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""WebService: a PipelineServer for those who only want to name their last Op."""
+"""WebService: a PipelineServer for scripts that only define their last Op."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Op", "WebService"]
 
 
 class WebService:
-    """Subclass it, override `get_pipeline_response`, prepare and run.
+    """Derive from it, override `get_pipeline_response`, prepare and run.
 
     Args:
         name: the service's name, first part of the URL.
@@ -24,7 +24,7 @@ class WebService:
         self._server = PipelineServer(name)
 
     def get_pipeline_response(self, read_op: RequestOp) -> Op | None:
-        """Wire the Ops behind `read_op` and return the last one."""
+        """Connect the Ops after `read_op` and return the last one."""
         return None
 
     def get_request_op(self) -> RequestOp:
@@ -32,7 +32,7 @@ class WebService:
         return RequestOp()
 
     def get_response_op(self, last_op: Op) -> ResponseOp:
-        """Return the ResponseOp behind `last_op`; override it to use your own."""
+        """Return the ResponseOp after `last_op`; override it to use your own."""
         return ResponseOp(input_ops=[last_op])
 
     def prepare_pipeline_config(

@@ -1,6 +1,7 @@
-"""AdmissionController: bounds the requests in an engine's graph, and those that wait before it.
+"""AdmissionController: limits the requests in an engine's graph, and in the queue before it.
 
-Who would wait for too long is refused, as by Facebook's and Envoy's admission control, see `judge`.
+A request that would wait for too long is refused, as in Facebook's and Envoy's admission control;
+see `judge`.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from pipeline.engine.request import QUEUED, RequestState
 from pipeline.engine.shedding import Throughput, too_late
 from pipeline.errors import OverloadedError
 
-_DEFAULT_CAP = 256  # requests in the graph where neither worker_num nor the batches say more
+_DEFAULT_CAP = 256  # requests in the graph if neither the workers nor the batches need more
 _MOST_PARKED = 262_144  # requests of sequences that wait for others and take no place
 
 
 def places_for(ops: Iterable[OpConfig]) -> int:
-    """Return how many requests a graph of such Ops takes: for each worker a batch and the next."""
+    """Return how many requests a graph of such Ops admits: for each worker two batches."""
     most = sum(max(op.concurrency, op.max_workers or 0) * op.batch_size for op in ops)
     return max(_DEFAULT_CAP, 2 * most)
 
 
 def without_places(nodes: Collection[OpNode], most: int) -> Callable[[], int]:
-    """Return what counts those who take no place where nobody has said how many there are.
+    """Return a function that counts the requests that take no place, if `max_active` is not set.
 
-    They wait at an Op, be it for others of their sequence or, `most` of them, for workers: they
-    must not keep out who never comes there.
+    They wait at an Op for others of their sequence or, up to `most`, for workers. If they took
+    places, they would keep out requests that never come to that Op.
     """
 
     def parked() -> int:
@@ -40,30 +41,30 @@ def without_places(nodes: Collection[OpNode], most: int) -> Callable[[], int]:
 
 
 class ActiveRequests(set[RequestState]):
-    """Requests in the graph; `beside`: how many more they are, as some are several."""
+    """Requests in the graph. `extra`: how many further requests the convoys among them hold."""
 
-    beside: int = 0
+    extra: int = 0
 
 
 class AdmissionController:
-    """Admits requests to the graph, in order of arrival.
+    """Admits requests to the graph in order of arrival.
 
     Args:
-        cap: most that are in the graph.
-        enter: takes a request that is admitted.
-        clock: seconds, that of the deadlines.
+        cap: at most this many requests are in the graph.
+        enter: takes an admitted request.
+        clock: the time in seconds, on the clock of the deadlines.
 
     Attributes:
-        queue_size: most that wait.
-        active: requests that are in the graph, or whose answers are packed.
-        queued: requests that wait to be admitted.
-        accepted: requests that were admitted, or queued.
-        rejected: requests that were sent away.
-        throughput: of requests that were answered while others waited to be admitted; None: nobody
-            asks for it.
-        is_open: whether any is admitted at all.
-        is_full: whether the graph takes no more now, however few are in it.
-        parked: how many of those in it wait at an Op and so take no place; None: never any.
+        queue_size: at most this many requests wait.
+        active: requests in the graph, or whose answers are being packed.
+        queued: number of requests that wait to be admitted.
+        accepted: number of requests that were admitted or queued.
+        rejected: number of requests that were refused.
+        throughput: of requests that were answered while others waited to be admitted; None: no
+            request has had a deadline.
+        is_open: whether any request is admitted.
+        is_full: whether the graph accepts no more requests now, even below the cap.
+        parked: how many active requests wait at an Op and so take no place; None: zero.
     """
 
     def __init__(
@@ -92,26 +93,26 @@ class AdmissionController:
     @property
     def inside(self) -> int:
         """Return how many requests are active."""
-        return len(self.active) + self.active.beside
+        return len(self.active) + self.active.extra
 
     @property
     def room(self) -> int:
-        """Return how many more may become active at once."""
+        """Return how many more requests could become active now."""
         if self.queued or not self.is_open or (self.is_full is not None and self.is_full()):
             return 0
         return max(0, self._cap + self._parked() - self.inside)
 
     @property
     def is_empty(self) -> bool:
-        """Return whether every request is answered."""
+        """Return whether every request has been answered."""
         return not self.active and not self.queued
 
     def all_requests(self) -> Iterable[RequestState]:
-        """Return all requests that are not answered, in a list of its own."""
+        """Return a new list of all requests that are not answered."""
         return [*self.active, *self._queue, *self._late]
 
     def check(self) -> None:
-        """Raise OverloadedError if there is no room for another, where `queue_size` wait."""
+        """Raise OverloadedError if the queue is full and no place is free."""
         if not self.queued and self._has_room():
             return
         self.refuse(
@@ -122,15 +123,15 @@ class AdmissionController:
         )
 
     def refuse(self, error: OverloadedError) -> NoReturn:
-        """Send a request away. Raises `error`."""
+        """Count a refused request and raise `error`."""
         self.rejected += 1
         try:
             raise error
         finally:
-            del error  # its traceback leads here: the request's body would be kept by a cycle
+            del error  # its traceback leads here: the cycle would keep the request's body
 
     def look(self) -> None:
-        """Take down how it stands when all was begun that can be; admit who may be."""
+        """Measure the throughput and admit waiting requests, after each dispatch cycle."""
         if self.throughput is not None and (self.queued or self.throughput.is_backed_up):
             self.throughput.look(self._clock(), self.queued > 0, 0.0)
         if self.queued:
@@ -139,7 +140,7 @@ class AdmissionController:
     def submit(self, request: RequestState) -> None:
         """Admit a request, or let it wait."""
         self.accepted += request.count
-        inside = len(self.active) + self.active.beside
+        inside = len(self.active) + self.active.extra
         has_place = self.is_open and not self.queued and inside < self._cap
         if has_place and (self.is_full is None or not self.is_full()):
             self._admit(request)
@@ -151,14 +152,14 @@ class AdmissionController:
                 self.admit_queued()
 
     def release(self, request: RequestState, is_served: bool) -> None:
-        """Give the place of a request that is over to the next one that waits.
+        """Give the place of a request that has ended to the next that waits.
 
-        `is_served`: it got its answer, be it an error, and did not just leave.
+        `is_served`: the request got an answer or an error; its client did not leave before.
         """
         if is_served and self.throughput is not None:
             self.throughput.served()
         if request.count > 1 and request in self.active:
-            self.active.beside -= request.count - 1
+            self.active.extra -= request.count - 1
         self.active.discard(request)
         if self.queued:
             self._queue.pop(request, None)
@@ -167,10 +168,10 @@ class AdmissionController:
             self.admit_queued()
 
     def admit_queued(self) -> None:
-        """Admit waiting requests while there is room: the late ones last, and the newest first.
+        """Admit waiting requests while there is room; late requests last, the newest of them first.
 
-        Requests of sequences keep their order. One that is over at once, as it is refused, makes
-        room for the next: that is seen to here, however many there are, and not in each other.
+        Requests of sequences keep their order. A request that is refused at once makes room for the
+        next; the loop here handles that, so that calls do not nest.
         """
         if self._is_admitting or not self.queued:
             return
@@ -196,7 +197,7 @@ class AdmissionController:
     def _admit(self, request: RequestState) -> None:
         self.active.add(request)
         if request.count > 1:
-            self.active.beside += request.count - 1
+            self.active.extra += request.count - 1
         self._enter(request)
 
     def _count(self) -> None:
@@ -211,13 +212,13 @@ class AdmissionController:
 
 
 class SharedQueue:
-    """The queue before several graphs, each of which admits its own requests from it.
+    """The queue of several graphs, each of which admits its own requests from it.
 
-    Half of it is kept for them, in equal parts: one that is overloaded leaves the others theirs.
+    Half of it is reserved, in equal parts: an overloaded graph leaves the other graphs their part.
 
     Args:
-        size: most that wait in all.
-        graphs: how many there are.
+        size: at most this many requests wait in all.
+        graphs: number of graphs.
     """
 
     def __init__(self, size: int, graphs: int) -> None:
@@ -226,12 +227,12 @@ class SharedQueue:
         self.members: list[AdmissionController] = []
 
     def has_room(self) -> bool:
-        """Return whether there is room beyond what is kept."""
+        """Return whether there is room beyond the reserved parts."""
         return sum(max(member.queued, self.kept) for member in self.members) < self._size
 
 
 class SharingController(AdmissionController):
-    """An AdmissionController whose requests wait in a queue that others share."""
+    """An AdmissionController whose requests wait in a queue that other graphs share."""
 
     def __init__(
         self,
@@ -245,17 +246,18 @@ class SharingController(AdmissionController):
         queue.members.append(self)
 
     def check(self) -> None:
-        """Raise OverloadedError if there is no room for another beside those of all graphs."""
+        """Raise OverloadedError if the shared queue and the graph's own part are full."""
         if not self._shared.has_room():
             super().check()
 
 
 def judge(request: RequestState, admission: AdmissionController, executor: Router) -> None:
-    """Judge a request with a deadline by those that it would surely wait behind.
+    """Judge a request with a deadline by the requests that certainly come before it.
 
-    Who is to be admitted waits behind all that are, and behind those that are unpacked or packed.
-    Who waits at an Op is not before a request that may never come there: so it is judged here for
-    the Op that it comes to first, whatever it holds, and by each other one when it is there.
+    A request that waits for admission comes after all others in the queue, and after the active
+    requests that are being unpacked or packed. Requests that wait at an Op do not count here,
+    because this one may never come to that Op. It is also judged for the first Op that it certainly
+    reaches, and by each other Op on arrival.
 
     Raises:
         OverloadedError: it would wait for too long.
@@ -276,7 +278,7 @@ def judge(request: RequestState, admission: AdmissionController, executor: Route
 
 
 def _first_of(request: RequestState, executor: Router) -> OpNode | None:
-    """Return the Op that a request will come to, whatever it holds; None: that is not known."""
+    """Return the Op that a request reaches first whatever its content; None: unknown."""
     target = request.target
     if target is not None and target.op is not None:
         node = executor.nodes[target.op]

@@ -1,4 +1,4 @@
-"""Answers as the ResponseOp gets them, and those that it is not asked about: errors."""
+"""Answers as the ResponseOp gets them, and answers for errors, which need no ResponseOp."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pipeline.proto.pipeline_service_pb2 import Response
 
 _LOGGER = logging.getLogger(__name__)
 
-_INTERNAL = (InitError, PredictorUnavailableError)  # beside those with the status 500
+_INTERNAL = (InitError, PredictorUnavailableError)  # and all errors with the status 500
 
 
 def told(request: RequestState, error: PipelineError) -> PipelineError:
-    """Return an error as its caller is told of it; that of the server's own may be kept from it.
+    """Return the error that the client may read; an internal error may be replaced.
 
-    What is kept is in the log, under the data id that the caller reads.
+    The log has the replaced error, under the data id that the client reads.
     """
     is_hidden = request.engine.hides_errors and not request.sink.is_ours
     if not is_hidden or not _is_internal(error):
@@ -44,13 +44,13 @@ def told(request: RequestState, error: PipelineError) -> PipelineError:
 
 
 def withheld(request: RequestState, error: PipelineError, answer: Any) -> Any:
-    """Return an answer that says this error, or what its caller is told in its place."""
+    """Return an answer with this error, or with the error that the client may read."""
     safe = told(request, error)
     return answer if safe is error else pack_error(ChannelData(request.data_id, error=safe))
 
 
 def _is_internal(error: PipelineError) -> bool:
-    """Return whether an error is about the server, not about what its caller asks."""
+    """Return whether an error is about the server, and not about the request."""
     if error.was_logged:
         return True
     is_servers = error.http_status == PipelineError.http_status or isinstance(error, _INTERNAL)
@@ -70,7 +70,7 @@ def channel_data(request: RequestState, payload: Any, error: PipelineError | Non
 
 
 def refusal(request: RequestState, error: PipelineError) -> Any:
-    """Return the answer for an error that nobody's code is asked about; OK is an empty one."""
+    """Return the answer for an error without running user code; the answer for OK is empty."""
     is_error = error.code != ErrorCode.OK
     data = channel_data(request, None if is_error else {}, error if is_error else None)
     wants_response = request.target is None or request.target.wants_response
@@ -80,20 +80,20 @@ def refusal(request: RequestState, error: PipelineError) -> Any:
 
 
 def packing_error(request: RequestState, error: PipelineError) -> Response:
-    """Fail a request whose ResponseOp cannot pack the answer; return what is answered."""
+    """Fail a request whose ResponseOp cannot pack the answer; return the answer."""
     request.blame(error, outcome_of(error))
     return pack_error(channel_data(request, None, error))
 
 
 def not_unpacked(error: Exception) -> PipelineError:
-    """Return what is told whose request cannot be unpacked by our own RequestOp."""
+    """Return the error of a request that our own RequestOp cannot unpack."""
     refused = package_error(error)
     refused.is_callers = True
     return refused
 
 
 def package_error(error: Exception) -> PipelineError:
-    """Return what failed in our own RequestOp or ResponseOp, in Paddle's words."""
+    """Return the failure of our own RequestOp or ResponseOp, with Paddle's text."""
     if isinstance(error, PipelineError) and not isinstance(error, PackageError):
         return error
     return PackageError(f"rpc package error: {described(error)}")

@@ -1,9 +1,8 @@
-"""Convoy: requests of one form that go through an engine as one request of all their samples.
+"""Convoy: requests of one form that pass an engine as one request with all their samples.
 
-What an engine does for a request is done once for all of them: at each model, and at each step of
-an ensemble. To the code of a model they are requests as ever: whoever works on them takes them
-apart and puts their answers together again, in the worker. Where these are not alike, as one of
-them is an error, they go on as `MemberOutcomes`.
+The engine works once for all of them: at each model, and at each step of an ensemble. The code of a
+model gets single requests: the worker takes a convoy apart, and puts the answers together. If the
+answers differ, for example because one is an error, they continue as `MemberOutcomes`.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ _pack_three = struct.Struct("3q").pack
 _THREE = 3 * 8  # bytes of the first fields of REQUEST: data_id, target, rows
 _ARRAYS, _DICTS = {np.ndarray}, {dict}
 _DTYPE_AND_NDIM, _SHAPE = attrgetter("dtype", "ndim"), attrgetter("shape")
-_OBJECTS = "OSUV"  # kinds of arrays whose elements are not of one size
+_OBJECTS = "OSUV"  # kinds of arrays whose elements differ in size
 
 
 class MemberOutcomes(msgspec.Struct, eq=False):
-    """Outcomes of the members of a convoy, where they cannot go on together.
+    """Outcomes of the members of a convoy that cannot continue together.
 
-    `outcomes`: of each its answer, or an error; None of one whose caller has left.
+    `outcomes`: the answer or error of each; None for a member whose client has left.
     """
 
     outcomes: list[Any]
@@ -56,8 +55,8 @@ class MemberLostError(WorkerDiedError):
     """The loss of a worker that ran the members of a convoy one after the other.
 
     Attributes:
-        member: place of the one that it was at.
-        error: of that one; the others come again.
+        member: place of the member that ran.
+        error: of that member; the others run again.
     """
 
     def __init__(self, member: int, error: PipelineError) -> None:
@@ -70,14 +69,14 @@ class Convoy(msgspec.Struct, eq=False):
     """The members of one request.
 
     Attributes:
-        rows: samples of each; those of the request are all of them, one behind the other.
-        infos: what the caller of each says; empty: what the request says.
-        ids: data id of each, in the engine that the request is in.
-        left: places of those whose callers have left.
-        errors: of those that have failed, by place.
-        forget: has the engine's workers forget an id.
-        followers: what was asked for them of others.
-        well: the `endings` of an outcome that is good for all of them.
+        rows: number of samples of each; the request has all samples, in this order.
+        infos: the parameters and so on of each; empty: those of the request.
+        ids: data id of each, in the engine that has the request.
+        left: places of the members whose clients have left.
+        errors: the errors of failed members, by place.
+        forget: tells the engine's workers to forget an id.
+        followers: the requests to other models on behalf of the members.
+        success_endings: the `endings` of a success of all of them.
     """
 
     rows: list[int]
@@ -87,7 +86,7 @@ class Convoy(msgspec.Struct, eq=False):
     errors: dict[int, PipelineError] = field(default_factory=dict)
     forget: Callable[[int], None] = lambda data_id: None
     followers: list[MemberRequests] = field(default_factory=list)
-    well: list[bytes] = []
+    success_endings: list[bytes] = []
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -95,7 +94,7 @@ class Convoy(msgspec.Struct, eq=False):
     def enter(
         self, request: RequestState, numbers: Iterator[int], forget: Callable[[int], None]
     ) -> None:
-        """Be the members of a request that an engine begins, whose next data ids are `numbers`."""
+        """Become the convoy of a request that an engine begins; `numbers` are the next data ids."""
         request.convoy, request.count = self, len(self.rows)
         self.ids = list(islice(numbers, len(self.rows)))
         if self.ids[-1] >= LAST_ID:
@@ -103,27 +102,27 @@ class Convoy(msgspec.Struct, eq=False):
         self.forget = forget
 
     def leave(self, place: int) -> None:
-        """Take note that the caller of one has left."""
+        """Note that the client of a member has left."""
         self.left.add(place)
         self.forget(self.ids[place])
         for follower in self.followers:
             follower.leave(place)
 
     def following(self, infos: list[RequestInfo]) -> Convoy:
-        """Return the same members as another engine is asked for them."""
+        """Return the same members for a request to another engine."""
         following = Convoy(self.rows, infos, left=set(self.left))
         self.followers.append(following)
         return following
 
-    def came(self, answer: Any, op: str) -> None:
-        """Take down which of them have failed at the Op of this name, if they are apart."""
+    def note_failures(self, answer: Any, op: str) -> None:
+        """Record which members have failed at the Op of this name."""
         for place, outcome in enumerate(answer.outcomes if type(answer) is MemberOutcomes else ()):
             if isinstance(outcome, PipelineError):
                 note_op(outcome, op)
                 self.errors[place] = outcome
 
     def codes(self, outcome: Any) -> list[int]:
-        """Return how each ended, with this outcome of all or of each."""
+        """Return the ending of each member, after one outcome for all, or MemberOutcomes."""
         if type(outcome) is MemberOutcomes:
             codes = [_code_of(member) for member in outcome.outcomes]
         else:
@@ -132,37 +131,40 @@ class Convoy(msgspec.Struct, eq=False):
             codes[place] = int(Outcome.CANCELED)
         return codes
 
-    def comes_again(self, error: PipelineError | None) -> bool:
-        """Return whether its members are asked for one by one, after all failed so.
+    def runs_again(self, error: PipelineError | None) -> bool:
+        """Return whether the members run again one by one, after all failed with this error.
 
-        As those of any batch whose worker has died: only the one that is to blame fails. Where it
-        is known which one that is, the others alone are asked for.
+        As for any batch whose worker died, only the member at fault shall fail. If that member is
+        known, only the others run again.
         """
         return isinstance(error, WorkerDiedError)
 
     def ending(self, error: PipelineError | None) -> Sequence[int]:
-        """Return the places of those that end, where all fail so, or go no further."""
+        """Return the places of the members that end, after all failed so or were dropped."""
         if isinstance(error, MemberLostError):
             return (error.member,)
-        return () if self.comes_again(error) else range(len(self))
+        return () if self.runs_again(error) else range(len(self))
 
     def endings(self, outcome: Any) -> list[bytes]:
-        """Return (data id, rows, how it ended) of each, packed; `outcome`: of all, or Each."""
+        """Return (data id, rows, ending) of each, packed; `outcome`: of all, or MemberOutcomes."""
         if self.left or type(outcome) is MemberOutcomes or isinstance(outcome, PipelineError):
             return list(map(_pack_three, self.ids, self.rows, self.codes(outcome)))
-        if not self.well:
-            self.well = list(map(_pack_three, self.ids, self.rows, [int(Outcome.OK)] * len(self)))
-        return self.well
+        if not self.success_endings:
+            self.success_endings = list(
+                map(_pack_three, self.ids, self.rows, [int(Outcome.OK)] * len(self))
+            )
+        return self.success_endings
 
-    def tell(self, observers: EngineObservers, request: RequestState, target: int) -> bool:
-        """Say how each ended, as `EngineObservers.tell` does; not of those that come again.
+    def report_ends(self, observers: EngineObservers, request: RequestState, target: int) -> bool:
+        """Report the ends of the members that do not run again; see
+        `EngineObservers.report_end`.
 
-        Returns True: nothing else is to be said of the request.
+        Returns True: there is nothing else to report for the request.
         """
         request.end_ns = request.end_ns or observers.clock_ns()
         if self.errors or self.left or request.error is not None or observers.on_success:
             for place in self.ending(request.error):
-                observers.tell(self._state(request, place), target)
+                observers.report_end(self._state(request, place), target)
         elif observers.journal is not None:
             tail = packed_request_of(request, target)[_THREE:]
             heads = map(_pack_three, self.ids, [target] * len(self), self.rows)
@@ -188,8 +190,8 @@ def _code_of(outcome: Any) -> int:
     return int(outcome_of(outcome) if isinstance(outcome, PipelineError) else Outcome.OK)
 
 
-def beside(items: Iterable[Any]) -> int:
-    """Return how many more requests there are than items, some of which are convoys."""
+def extra_members(items: Iterable[Any]) -> int:
+    """Return how many more requests than items there are, because some items are convoys."""
     convoys = (item.convoy for item in items)
     return sum(len(convoy) - 1 for convoy in convoys if convoy is not None)
 
@@ -198,9 +200,10 @@ def beside(items: Iterable[Any]) -> int:
 
 
 def stacked(parts: Sequence[Any], rows: Sequence[int]) -> Arrays | None:
-    """Return the arrays of all members, one behind the other; None: they do not go together.
+    """Return the arrays of all members, one after the other; None: they cannot be joined.
 
-    They do if they are short, differ in nothing but their elements, and have a row for each sample.
+    They can be joined if they are short, differ only in their elements, and have a row for each
+    sample.
     """
     first: Arrays = parts[0]
     if set(map(type, parts)) != _DICTS or not first:
@@ -234,13 +237,13 @@ def parts_of(stack: Arrays, rows: Sequence[int]) -> list[Arrays]:
 
 
 def together(outcomes: list[Any], rows: Sequence[int]) -> Any:
-    """Return what came of each member as one answer, or as Each."""
+    """Return the outcomes of the members as one answer, or as MemberOutcomes."""
     stack = stacked(outcomes, rows)
     return MemberOutcomes(outcomes) if stack is None else stack
 
 
-def each_of(answer: Any, rows: Sequence[int]) -> list[Any]:
-    """Return what came of each member, by the answer to all; None for one that has left."""
+def member_outcomes(answer: Any, rows: Sequence[int]) -> list[Any]:
+    """Return the outcome of each member from the answer to all; None for one that has left."""
     if type(answer) is MemberOutcomes:
         return answer.outcomes
     return parts_of(answer, rows)
@@ -262,12 +265,12 @@ class Member(msgspec.Struct, eq=False):
     cancelled: Callable[[int], bool]
 
     def is_cancelled(self) -> bool:
-        """Return whether its caller has left; in any thread."""
+        """Return whether its client has left; in any thread."""
         return self.cancelled(self.data_id)
 
 
 class BatchMembers:
-    """Requests of a batch with convoys in it, whose members are requests by themselves here.
+    """The items of a batch, with the members of convoys as items of their own.
 
     Attributes:
         members: all of them, as items.
@@ -275,10 +278,11 @@ class BatchMembers:
 
     def __init__(self) -> None:
         self.members: list[Any] = []
-        self._rows: list[list[int] | None] = []  # of each item's members; None: it is no convoy
+        # the rows of each item's members; None: it is not a convoy
+        self._rows: list[list[int] | None] = []
 
     def add(self, item: Any, convoy: Members | None, is_gone: Callable[[int], bool]) -> None:
-        """Take an item, or the members of one.
+        """Add an item, or the members of a convoy.
 
         Args:
             is_gone: returns whether nobody waits for the request with this data id.
@@ -296,15 +300,15 @@ class BatchMembers:
         self._rows.append(convoy.rows)
 
     def close(self, run: BatchRun) -> None:
-        """Make what a run knows of the members known of the items."""
-        outcomes, brought, executions, start = run.outcomes, run.rows, run.executions, 0
+        """Convert the results of a run of the members into results of the items."""
+        outcomes, member_rows, executions, start = run.outcomes, run.rows, run.executions, 0
         run.outcomes, run.rows, run.executions = [], [], []
         for rows in self._rows:
             end = start + (1 if rows is None else len(rows))
             own = outcomes[start:end]
             run.outcomes.append(own[0] if rows is None else together(own, rows))
-            if brought:
-                run.rows.append(sum(brought[start:end]))
+            if member_rows:
+                run.rows.append(sum(member_rows[start:end]))
             if executions:
                 run.executions.append(max(executions[start:end]))
             start = end
@@ -313,9 +317,9 @@ class BatchMembers:
 
 
 class ConvoyRun(BatchRun, eq=False):
-    """A batch with convoys in it, as a thread of this process works on it.
+    """A batch with convoys in it, run by a thread of this process.
 
-    Nothing of it can be gone on with by another.
+    Another worker cannot continue it.
     """
 
     @property
@@ -331,9 +335,9 @@ class ConvoyRun(BatchRun, eq=False):
             inner = BatchRun(ranks.members, self.worker)
             inner.run(op, watch, clock_ns)
             ranks.close(inner)
-            for name in _TOLD:
+            for name in _RESULT_FIELDS:
                 setattr(self, name, getattr(inner, name))
-        except Exception as error:  # ours: the worker must survive it
+        except Exception as error:  # a defect of this library: the worker must survive it
             now_ns = clock_ns()
             self.start_ns: int = now_ns
             self.preprocess_end_ns: int = now_ns
@@ -343,7 +347,7 @@ class ConvoyRun(BatchRun, eq=False):
             self.outcomes: list[Any] = [failed] * len(self.items)
 
 
-_TOLD = (
+_RESULT_FIELDS = (
     *("outcomes", "rows", "executions", "execution_ends_ns"),
     *("start_ns", "preprocess_end_ns", "process_end_ns", "end_ns"),
 )

@@ -1,4 +1,4 @@
-"""ConvoyPath: which convoys an engine takes; see `engine.convoy`."""
+"""ConvoyPath: decides which convoys an engine takes; see `engine.convoy`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pipeline.config.batching import has_sequences, traits_of
-from pipeline.engine.convoy import ConvoyRun, MemberLostError, beside
+from pipeline.engine.convoy import ConvoyRun, MemberLostError, extra_members
 from pipeline.engine.op.filter import OpFilter
 from pipeline.engine.run.payload import LOCAL
 from pipeline.engine.run.stages import BatchRun
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from pipeline.engine.ports import OpNode, Router
     from pipeline.engine.stored_inputs import StoredInputs
 
-_SHARED_NS = 1_000_000  # that requests which share a message may run in all; see `batches_ahead`
+_SHARED_NS = 1_000_000  # total run time of requests that share a message; see `batches_ahead`
 _MOST_SHARED = 32
 _WEIGHT, _MOST_WEIGHT = 1 / 16, 1 / 2  # of a request in the running mean, and of a message
 
 
 class ConvoyPath:
-    """The way of convoys through an engine, if there is one.
+    """Decides how many requests may pass an engine as a convoy.
 
-    There is none where somebody around the Ops has to see each request.
+    None pass if anything around the Ops needs to see each request.
     """
 
     def __init__(
@@ -52,101 +52,104 @@ class ConvoyPath:
         self._passes = passes and stored is None
 
     def size(self, rows: int) -> int:
-        """Return how many requests of so many samples may go together now; 0: none does.
+        """Return how many requests of so many samples may go together now; 0: none.
 
-        None of them has to wait to be admitted, and all Ops take so many.
+        All of them can be admitted at once, and every Op accepts so many.
         """
         if not self._passes:
             return 0
-        return min(self._admission.room, *(_size_at(n, rows) for n in self._nodes.values()))
+        return min(self._admission.room, *(_size_at(node, rows) for node in self._nodes.values()))
 
     @property
     def is_idle(self) -> bool:
-        """Return whether there is no request."""
+        """Return whether the engine has no requests."""
         return self._admission.is_empty
 
     def forget(self, data_id: int) -> None:
-        """Have all workers know that nobody waits for a request of a convoy."""
+        """Tell all workers that nobody waits for a request of a convoy."""
         for node in self._nodes.values():
             node.workers.forget(data_id)
 
 
 def _size_at(node: OpNode, rows: int) -> int:
-    """Return how many requests of so many samples may come to an Op as one; 0: none does."""
+    """Return how many requests of so many samples may come to an Op as a convoy; 0: none."""
     sizes = [around.convoy_size(rows) for around in node.filters]
     return max(sizes, default=0) or node.workers.convoy_size(rows)
 
 
 class ConvoyCount(OpFilter):
-    """Counts the members of convoys at an Op whose scheduler batches them, and takes them apart."""
+    """Counts the members of convoys at an Op that batches them, and takes convoys apart."""
 
     goes_alone: str = "its scheduler batches requests that come together"
 
     def __init__(self, node: OpDispatcher) -> None:
-        self._node: Any = node  # whose scheduler can be iterated over
+        self._node: Any = node  # its scheduler can be iterated over
         self._is_local = node.workers.memory_domain is LOCAL
 
     def convoy_size(self, rows: int) -> int:
-        """Return how many requests of so many samples are a batch."""
+        """Return how many requests of so many samples make a batch."""
         return int(self._node.op.pipeline_config.batch_size // rows)
 
-    def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
-        go_on([self._counted(run) for run in runs])
+    def submit(self, call_next: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
+        call_next([self._counted(run) for run in runs])
 
     def _counted(self, run: BatchRun) -> BatchRun:
-        more = beside(run.items)
+        more = extra_members(run.items)
         self._node.load.items += more
         if more and self._is_local and type(run) is BatchRun:
             return ConvoyRun(run.items, run.worker, attempts=run.attempts)
         return run
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
-        self._node.load.items -= beside(run.items)
-        go_on(run)
+    def release(self, call_next: Callable[[Any], None], run: BatchRun | Item) -> None:
+        self._node.load.items -= extra_members(run.items)
+        call_next(run)
 
     def seen(self, state: OpState) -> OpState:
         queued = self._node.scheduler
-        return msgspec.structs.replace(state, queued=state.queued + beside(queued))
+        return msgspec.structs.replace(state, queued=state.queued + extra_members(queued))
 
 
 class SharedMessages(ConvoyCount):
-    """Members of convoys at an Op that runs each request by itself: they share a way to a worker.
+    """Members of convoys at an Op that runs each request by itself: they share a message to a
+    worker.
 
-    The first of them has its answer when the last one has run, so only quick ones go together: as
-    many as may be sent ahead to a busy worker.
+    The first member has its answer only when the last has run, so only quick requests go together:
+    as many as may be sent ahead to a busy worker.
     """
 
     def __init__(self, node: OpDispatcher) -> None:
         super().__init__(node)
-        self._mean_ns: float = _SHARED_NS  # that a request runs; it is not known to be quick yet
+        self._mean_ns: float = _SHARED_NS  # of a request; assumed slow before the first is measured
 
     def convoy_size(self, rows: int) -> int:
         """Return how many requests may share a message."""
         return max(1, min(_MOST_SHARED, int(_SHARED_NS / max(1.0, self._mean_ns))))
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
-        """Take note of how long each took."""
-        took_ns, count = max(0, run.end_ns - run.start_ns), 1 + beside(run.items)
+    def release(self, call_next: Callable[[Any], None], run: BatchRun | Item) -> None:
+        """Update the mean run time of a request."""
+        took_ns, count = max(0, run.end_ns - run.start_ns), 1 + extra_members(run.items)
         if took_ns > _SHARED_NS and isinstance(run, BatchRun):
-            # One that had to wait for a processor, say, is one: the others were quick beside it.
+            # If one had to wait for a processor, for example, only that one is slow: cap each.
             ends_ns = [run.preprocess_end_ns, *(run.execution_ends_ns or [run.end_ns])]
             took_ns = sum(min(_SHARED_NS, end - start) for start, end in pairwise(ends_ns))
         self._mean_ns += (took_ns / count - self._mean_ns) * min(_MOST_WEIGHT, _WEIGHT * count)
-        super().release(go_on, run)
+        super().release(call_next, run)
 
-    def start_over(self, go_on: Callable[..., None], job: BatchRun, error: PipelineError) -> None:
-        """Have only the one fail that had begun when its worker was lost."""
+    def start_over(
+        self, call_next: Callable[..., None], job: BatchRun, error: PipelineError
+    ) -> None:
+        """Let only the member fail that ran when its worker was lost."""
         convoy = job.items[0].convoy
         if convoy is not None and job.lost_at >= 0:
             note_op(error, self._node.name)
             error = MemberLostError(job.lost_at, error)
-        go_on(job, error)
+        call_next(job, error)
 
 
 def convoy_filter(node: OpDispatcher) -> ConvoyCount | None:
-    """Return what has convoys pass an Op as a batch, or as a message; None: none does.
+    """Return the filter that lets convoys pass an Op as a batch or a message; None: they cannot.
 
-    None does where how many they are, or which of them is first, says when and where they run.
+    They cannot if the number or the order of requests decides when and where they run.
     """
     config = node.op.pipeline_config
     traits, is_local = traits_of(config.batching), node.workers.memory_domain is LOCAL

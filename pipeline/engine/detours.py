@@ -1,4 +1,4 @@
-"""The ways of answers: the links of a graph; and Detours, for Goto, loops and jumps."""
+"""Edges between Ops; and Detours, the router for Goto, loops and jumps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pipeline.routes import Goto
 
 
 class Detours:
-    """Router of answers that only some Ops get; the others learn that there is none for them.
+    """Router of answers that only some Ops get; the other Ops get an Absent.
 
-    An Op that jumps are for answers once, by itself or by a jump that stands in for it; and once
-    more when a jump back, or a loop, has it run again.
+    A target of jumps answers once, by itself or through a jump in its place; and again when a jump
+    back, or a loop, makes it run again.
     """
 
     def __init__(self, executor: Router) -> None:
@@ -27,13 +27,14 @@ class Detours:
     def pass_on(
         self, request: RequestState, receivers: Sequence[Receiver], producer: str, answer: Any
     ) -> None:
-        """Hand on what Ops do not run for: past any number of them, without recursion."""
+        """Send answers to Ops that will pass them on without running; a loop replaces recursion."""
         entry = request.generation, receivers, producer, answer
         passing = self._passing.get(request)
-        if passing is not None:  # whoever began sees to it
+        if passing is not None:  # the running call handles it
             passing.append(entry)
             return
-        # Of each request its own: one that its end lets into the graph must not wait for it.
+        # Each request has its own list: a request that is admitted when this one ends must not wait
+        # here.
         passing = self._passing[request] = [entry]
         try:
             for generation, receivers, producer, answer in passing:
@@ -43,7 +44,7 @@ class Detours:
             del self._passing[request]
 
     def goto(self, source: OpNode, request: RequestState, goto: Goto) -> None:
-        """Pass on an answer to the Ops that it names, and to the others that there is none."""
+        """Send an answer to the Ops that it names, and an Absent to the others."""
         links, to = source.links, goto.to
         if not to:
             links.withheld.update(links.successors)
@@ -75,7 +76,7 @@ class Detours:
             self.pass_on(request, alone(others), source.name, Absent((source.name,)))
 
     def _loop(self, source: OpNode, request: RequestState, loop: LoopEdge, answer: Any) -> None:
-        """Have an Op that leads to `source`, and all behind it, run again."""
+        """Run an Op that leads to `source` again, and all Ops between them."""
         detours = request.detoured()
         if detours.loops[source] >= source.op.pipeline_max_loops:
             self._executor.route(source, request, _too_many_loops(source, loop))
@@ -90,15 +91,16 @@ class Detours:
         loop.target.enqueue(request, source.name, answer, is_all=True)
 
     def jump(self, source: OpNode, request: RequestState, answer: Any) -> None:
-        """Pass on an answer in the place of those of the Ops that it jumped to."""
+        """Send an answer in the place of the answers of the Ops that it jumps to."""
         executor = self._executor
         if executor.last in source.links.targets:
             executor.complete(request, answer)
             return
         detours, generation, links = request.detoured(), request.generation, source.links
         distinct = dict.fromkeys(links.targets)
-        targets = [t for t in distinct if t not in detours.settled or source in t.links.below]
-        detours.settled = (detours.settled | {source}) - links.runs_again | {*targets}
+        settled = detours.settled
+        targets = [to for to in distinct if to not in settled or source in to.links.below]
+        detours.settled = (settled | {source}) - links.runs_again | {*targets}
         for node in links.begins_laps:
             node.begin_lap(request, node.channel.producers)
         for target in targets:
@@ -117,7 +119,7 @@ class Detours:
 
 
 def link(nodes: Mapping[Op, OpNode], successors_of: Callable[[Op], list[Op]]) -> None:
-    """Tell every dispatcher of its neighbours. `nodes` are in the order of the graph."""
+    """Set the neighbours of every dispatcher. `nodes` are in the order of the graph."""
     domains = {node.workers.memory_domain for node in nodes.values()}
     for op, node in reversed([*nodes.items()]):
         links = node.links
@@ -139,7 +141,7 @@ def link(nodes: Mapping[Op, OpNode], successors_of: Callable[[Op], list[Op]]) ->
 
 
 def _wholly_below(jumper: OpNode, nodes: Mapping[Op, OpNode]) -> tuple[OpNode, ...]:
-    """Return the Ops that run again, with all that they read, when `jumper` jumps back."""
+    """Return the Ops that run again, with all Ops that they read, when `jumper` jumps back."""
     below: dict[OpNode, None] = {}
     for target in jumper.links.targets:
         inside = {target}
@@ -153,8 +155,8 @@ def _wholly_below(jumper: OpNode, nodes: Mapping[Op, OpNode]) -> tuple[OpNode, .
 def _bound(nodes: list[OpNode]) -> None:
     """Set, for each Op, which Ops wait for a place in its channel.
 
-    An Op fills the channels of its successors and, where it jumps, of its targets' successors. It
-    waits only for those further down, so that two never wait for each other.
+    An Op fills the channels of its successors and, if it jumps, of its targets' successors. It
+    waits only for Ops later in the graph, so that two Ops never wait for each other.
     """
     for place, node in enumerate(nodes):
         links = node.links
@@ -167,7 +169,7 @@ def _bound(nodes: list[OpNode]) -> None:
 
 
 def _loops_of(op: Op, nodes: Mapping[Op, OpNode]) -> dict[str, LoopEdge]:
-    """Return an Op's loops; what is joined in them is told whose parts it has to keep."""
+    """Return an Op's loops; set which parts the joins in them have to keep."""
     named = {node.name: node for node in nodes.values()}
     loops = {}
     for name in op.pipeline_loop_to:
@@ -182,8 +184,8 @@ def _loops_of(op: Op, nodes: Mapping[Op, OpNode]) -> dict[str, LoopEdge]:
             if outside and node.op.pipeline_config.channel_recv_first_arrive:
                 raise GraphError(
                     f"Op {node.name!r} takes the first of several answers that arrives, and "
-                    f"{op.name!r} may have it run again by its loop_to {name!r}: then it cannot "
-                    f"read what comes once only, of {_listed(sorted(outside))}."
+                    f"{op.name!r} may run it again by its loop_to {name!r}: then it cannot read "
+                    f"Ops outside the loop, which answer only once: {_listed(sorted(outside))}."
                 )
             node.channel.repeats |= outside
     return loops
@@ -193,20 +195,20 @@ def _loops_of(op: Op, nodes: Mapping[Op, OpNode]) -> dict[str, LoopEdge]:
 
 
 def no_such_way(source: OpNode, to: tuple[str, ...]) -> GraphError:
-    """Return what is told where a Goto names an Op that it cannot lead to."""
+    """Return the error for a Goto to an Op that it cannot lead to."""
     links = source.links
     known = {reader.name for reader in links.successors} | links.loops.keys()
     text = f"Op {source.name!r} returned Goto to {_listed(to)}: "
     if known.issuperset(to):
-        text += "a loop is alone, name it or Ops that read this one"
+        text += "name one loop, or Ops that read this one, not both"
     else:
         text += f"{_listed([name for name in to if name not in known])} does not read it"
     readers = _listed([reader.name for reader in links.successors])
-    return GraphError(f"{text}. Those that read it: {readers}; loop_to: {_listed(links.loops)}.")
+    return GraphError(f"{text}. Its readers: {readers}; loop_to: {_listed(links.loops)}.")
 
 
 def _too_many_loops(source: OpNode, loop: LoopEdge) -> GraphError:
-    """Return what is told a request that has been looped too often."""
+    """Return the error for a request that has looped too often."""
     most = source.op.pipeline_max_loops
     return GraphError(
         f"Op {source.name!r} has sent the request back to {loop.target.name!r} {most} times, "

@@ -1,4 +1,4 @@
-"""Engine: takes requests in, has them worked on, and ends each exactly once."""
+"""Engine: accepts requests, runs them through the graph, and ends each exactly once."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _JOIN_TIMEOUT_S = 5.0
 def join_trips(
     unpacker: Unpacker, packer: Packer, trips: Trips, filters: FilterChain, stored: object
 ) -> None:
-    """Have the user's unpack and pack be steps of trips, where nobody comes in between."""
+    """Make the user's unpack and pack steps of trips, if nothing runs between them and the Ops."""
     is_alone = stored is None and filters.looks_in_any_thread and type(unpacker) is Unpacker
     if is_alone and not unpacker.is_inline:
         unpacker.trips, unpacker.looks = trips, filters.on_input
@@ -90,17 +90,18 @@ def join_trips(
 
 
 class Engine:
-    """Server of a graph; everything but the workers runs on one event loop.
+    """Server of a graph. Everything except the workers runs on one event loop.
 
     Args:
-        graph: checked; its Ops are configured.
-        make_workers: makes an Op's workers; given the callback that lets Ops cut their batches.
-        filters: of the server and of its user; those of the engine's own come after them.
-        on_readiness: told on the loop when `is_ready` changes.
+        graph: a checked graph, whose Ops are configured.
+        make_workers: makes an Op's workers; its argument is a callback that has the Ops cut
+            batches.
+        filters: of the server and of its user; the engine's own filters run after them.
+        on_readiness: called on the loop when `is_ready` changes.
         numbering: the first data id, and the step from one to the next.
-        cache: where answers are kept of those that want it; None: of nobody.
-        stored: fetches inputs that requests refer to; None: there are none.
-        queue: that other graphs share; None: requests wait in one of its own.
+        cache: keeps the answers of Ops and graphs that want it; None: nothing is kept.
+        stored: fetches inputs that requests refer to; None: requests hold all of their inputs.
+        queue: a queue that several graphs share; None: the engine has a queue of its own.
 
     Attributes:
         executor: routes answers along the edges of the graph.
@@ -151,9 +152,9 @@ class Engine:
         self._packer = Packer(
             graph.response_op, factory, self._answer, config.limits, self._complete
         )
-        ways = RequestEnds(complete, self._answer, self._end, self._end_now, lambda: self._filters)
+        ends = RequestEnds(complete, self._answer, self._end, self._end_now, lambda: self._filters)
         self.executor.delivery = delivery_of(
-            graph.response_op, streams, config, self.executor, self._packer, loop, observers, ways
+            graph.response_op, streams, config, self.executor, self._packer, loop, observers, ends
         )
         self._filters = chain = FilterChain(self._own_filters(config), filters)
         self.executor.convoys = ConvoyPath(self.executor, self._admission, chain, config, stored)
@@ -177,8 +178,8 @@ class Engine:
             nodes = self.executor.nodes.values()
             self._admission.parked = without_places(nodes, config.queue_size)
         executor, observers = self.executor, self._observers
-        own = (deadline, executor.delivery, executor.cached)
-        filters: list[Filter] = [own_filter for own_filter in own if own_filter is not None]
+        candidates = (deadline, executor.delivery, executor.cached)
+        filters: list[Filter] = [own_filter for own_filter in candidates if own_filter is not None]
         if observers.begin_trace is not None:
             filters.append(Trace(observers.begin_trace))
         if observers.profile is not None:
@@ -199,7 +200,7 @@ class Engine:
             await told_if_any_is_slow(starts, self._loop)
         except ExceptionGroup as failures:
             failure = failures.exceptions[0]
-            self._init_error = str(failure).partition("\n")[0]  # without its traceback
+            self._init_error = str(failure).partition("\n")[0]  # without the traceback
             await self.stop(0.0)
             raise failure from None
         self._admission.is_open = True
@@ -216,28 +217,28 @@ class Engine:
         )
 
     def workers_changed(self) -> None:
-        """Tell of it if `is_ready` has changed: an Op lost a worker, or got one back."""
+        """Call `on_readiness` if `is_ready` has changed: an Op lost a worker, or has a new one."""
         if self.is_ready != self._was_ready:
             self._was_ready = self.is_ready
             self._on_readiness(self._was_ready)
 
     @property
     def hides_errors(self) -> bool:
-        """Return whether callers read a sentence of the server's own errors."""
+        """Return whether clients get a fixed sentence instead of the text of internal errors."""
         return self.executor.hides_errors
 
     @property
     def inside(self) -> int:
-        """Requests in the graph."""
+        """Return how many requests are in the graph."""
         return self._admission.inside
 
     @property
     def waiting(self) -> int:
-        """Requests that wait to be admitted to the graph."""
+        """Return how many requests wait to be admitted to the graph."""
         return self._admission.queued
 
     def state(self) -> EngineState:
-        """Return how it stands right now."""
+        """Return the current state."""
         groups = self.executor.trips.groups.names()
         return EngineState(
             is_ready=self.is_ready,
@@ -249,18 +250,20 @@ class Engine:
         )
 
     def note(self, op: Op) -> ModelMetadata | None:
-        """Return what describes the model of an Op's workers; None for none, or before that."""
+        """Return the metadata of an Op's model; None: it has none, or has not loaded it."""
         return self.executor.nodes[op].workers.note
 
     def leave(self) -> None:
-        """Say not ready for good; go on working."""
+        """Report "not ready" from now on; continue to serve."""
         self._is_leaving = True
         self.workers_changed()
 
     async def stop(self, grace_s: float) -> int:
-        """Refuse new requests, let the others finish, answer what is left after `grace_s`.
+        """Refuse new requests, let the others finish, answer the rest with an error after
+        `grace_s`.
 
-        Without workers nobody waits. Returns the number of worker threads that did not end.
+        If the workers never started, requests are answered at once. Returns the number of worker
+        threads that did not end.
         """
         self._is_closing = True
         self.leave()
@@ -279,12 +282,12 @@ class Engine:
         return sum(await asyncio.gather(*(pool.stop(_JOIN_TIMEOUT_S) for pool in pools)))
 
     def answer_all_closed(self) -> None:
-        """Answer all requests at once; ends the grace period of a `stop` that is under way."""
+        """Answer all requests at once; this ends the grace period of a running `stop`."""
         for request in self._admission.all_requests():
             self._end_now(request, self._closed_error())
 
     def _closed_error(self) -> PipelineError:
-        if self._init_error:  # who came while the Ops were initialised
+        if self._init_error:  # the request came before the Ops were initialised
             return InitError(f"pipeline server init error: {self._init_error}")
         return ClosedError("dag closed.")
 
@@ -297,21 +300,22 @@ class Engine:
         target: RequestTarget | None,
         sink: ResponseSink,
     ) -> RequestState:
-        """Take a request; the one entry for every frontend.
+        """Accept a request; this is the only entry for all frontends.
 
         Args:
-            raw: what `RequestOp.unpack_request_package` takes.
-            timeout_s: the caller's own deadline, from now; the service's applies as well.
-            target: for a request that is not just for RequestOp and ResponseOp.
-            sink: gets what `ResponseOp.pack_response_package` gives, for errors too; or the
+            raw: the argument of `RequestOp.unpack_request_package`.
+            timeout_s: the client's deadline, from now; the service's deadline applies as well.
+            target: for a request that does not enter by the RequestOp and leave by the ResponseOp.
+            sink: gets the result of `ResponseOp.pack_response_package`, also for errors; or the
                 ChannelData if the target says so.
 
         Returns:
-            the request, to be cancelled if its caller leaves.
+            the request; cancel it if the client leaves.
 
         Raises:
-            OverloadedError: as many requests as allowed are inside and waiting, or so many that
-                this one cannot be answered in its time. The sink gets nothing.
+            OverloadedError: the graph and the queue are full, or the request cannot be answered
+                before
+                its deadline. The sink gets nothing.
         """
         data_id = next(self._ids) % LAST_ID
         request = RequestState(raw, sink, self, data_id, self._clock_ns(), target, timeout_s)
@@ -347,28 +351,28 @@ class Engine:
     async def handle(
         self, raw: Any, timeout_s: float | None = None, target: RequestTarget | None = None
     ) -> Any:
-        """Return the answer of a request: `begin`, for tests and embedding."""
+        """Return the answer of a request; for tests and embedding."""
         return await ask(self.begin, raw, timeout_s, target, self._loop)
 
     def cancel(self, request: RequestState) -> None:
-        """Drop a request whose caller has left; does nothing once it is answered."""
+        """Drop a request whose client has left; does nothing if it has ended."""
         if request.phase is not ENDED:
             error = ClosedError("the caller cancelled the request")
             self._abandon(request, error, Outcome.CANCELED)
             self._end(request)
 
     def _refuse(self, request: RequestState, error: PipelineError) -> None:
-        """Answer a request that is not admitted, which nobody is told of."""
+        """Answer a request that is not admitted; observers do not count it."""
         request.advance(ENDED)
-        request.tell(refusal(request, error), error)
+        request.end_sink(refusal(request, error), error)
 
     def _enter(self, request: RequestState) -> None:
-        """Unpack a request that is admitted."""
+        """Unpack an admitted request."""
         request.advance(ACTIVE)
         request.admitted_ns = self._clock_ns()
         target = request.target
         if target is not None and target.payload is not None:
-            request.as_tensors = True  # so that an overridden ResponseOp keeps numbers
+            request.as_tensors = True  # so that a user's ResponseOp gets numbers
             self._unpacker.given(request, target.payload)
         else:
             self._unpacker.unpack(request)
@@ -381,7 +385,7 @@ class Engine:
     # Out ------------------------------------------------------------------------------------
 
     def _complete(self, request: RequestState, answer: Any, packed: PackJob | None = None) -> None:
-        """Pack the last Op's payload, or an error in its place; `packed` at the end of a trip."""
+        """Pack the last Op's payload, or the error; `packed` if the end of a trip has packed it."""
         if request.phase is not ACTIVE:
             return
         target = request.target
@@ -403,7 +407,7 @@ class Engine:
         request.completed_ns = self._clock_ns()
         for node in self.executor.joins:
             node.channel.discard_parts(request)
-        if request.live > 1:  # there are branches that nobody waits for any more
+        if request.live > 1:  # other branches still run, and their answers are not needed
             self.executor.drop(request)
         if packed is not None:
             request.completed_ns = packed.start_ns
@@ -417,13 +421,13 @@ class Engine:
     def _end_now(
         self, request: RequestState, error: PipelineError, outcome: Outcome = Outcome.OTHER
     ) -> None:
-        """Answer with `error` at once, without waiting for anybody's code."""
+        """Answer with `error` at once, without running any user code."""
         if request.phase is not ENDED:
             self._abandon(request, error, outcome)
             self._answer(request, refusal(request, error))
 
     def _abandon(self, request: RequestState, error: PipelineError, outcome: Outcome) -> None:
-        """Drop a request; also one that went well ends badly if it is still being packed."""
+        """Drop a request. One that succeeded ends as failed if it is still being packed."""
         request.blame(error, outcome)
         if request.phase is not PACKING:
             request.generation = RequestState.OVER
@@ -431,7 +435,7 @@ class Engine:
             self.executor.drop(request)
 
     def _answer(self, request: RequestState, answer: Any) -> None:
-        """Give a request its answer, unless it is over already."""
+        """Give a request its answer, unless it has ended."""
         if request.phase is ENDED:
             return
         if type(answer) is not PlainResponse:
@@ -444,20 +448,20 @@ class Engine:
             answer = change(request, answer)
         self._end(request)
         try:
-            if request.error is None and request.head is None:  # as nearly always
+            if request.error is None and request.head is None:  # the common case
                 request.sink.end(answer)
             else:
-                request.tell(answer, request.error)
-        except Exception:  # a bug of ours: other requests go on
+                request.end_sink(answer, request.error)
+        except Exception:  # a defect in a frontend must not affect other requests
             _LOGGER.exception("an answer could not be handed over")
 
     def _end(self, request: RequestState) -> None:
-        """Tell how a request ended, and give its place to the next one that waits."""
+        """Report the end of a request, and give its place to the next in the queue."""
         request.advance(ENDED)
         if request.deadline_timer is not None:
             request.deadline_timer.cancel()
         op = None if request.target is None else request.target.op
-        self._observers.tell(request, self.executor.nodes[op].spans.index if op else PIPELINE)
+        self._observers.report_end(request, self.executor.nodes[op].spans.index if op else PIPELINE)
         for look in self._filters.on_end:
             look(request)
         self._admission.release(request, request.outcome not in FROM_OUTSIDE)

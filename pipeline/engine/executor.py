@@ -1,4 +1,4 @@
-"""Executor: routes answers along the edges of a graph: to the Ops that read them, or out of it."""
+"""Executor: routes answers along the edges of a graph, to the Ops that read them or out of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pipeline.errors import GraphError, PipelineError, note_op
 from pipeline.op import EXECUTOR_NAME, Op
 from pipeline.routes import Answer, Goto
 
-_IDLE = 2  # requests in the graph, at most
+_IDLE = 2  # at most this many requests in the graph
 _WAITS_IN_VAIN = (
     "the request got lost in the graph: an Op waits for an answer that will not come. Check "
     "jump_to_ops and loop_to."
@@ -41,9 +41,9 @@ _WAITS_IN_VAIN = (
 
 
 class DispatchCycle:
-    """Trigger of the Ops: those to which something happened cut their batches, in one round.
+    """Lets the Ops that have news cut their batches, all in one round of the event loop.
 
-    `admission` is looked after at the end of each round: there may be room for others.
+    At the end of each round `admission` may admit further requests.
     """
 
     def __init__(self, loop: Loop, admission: AdmissionController) -> None:
@@ -53,14 +53,14 @@ class DispatchCycle:
         self._dirty: list[Recipient] = []
         self._timers: dict[Recipient, asyncio.TimerHandle] = {}
         self._is_due = False
-        self._handle: asyncio.Handle | None = None  # of a run that the event loop will begin
+        self._handle: asyncio.Handle | None = None  # of the next run
 
     def is_idle(self) -> bool:
-        """Return whether hardly any request is in the graph."""
+        """Return whether the graph has at most two requests."""
         return self._admission.inside <= _IDLE
 
     def mark_dirty(self, node: Recipient) -> None:
-        """See to it that `node.schedule` is called before long."""
+        """Have `node.schedule` called in this round of the loop."""
         if not node.is_dirty:
             node.is_dirty = True
             self._dirty.append(node)
@@ -69,28 +69,29 @@ class DispatchCycle:
             self._handle = self._loop.call_soon(self.run)
 
     def wake_at(self, node: Recipient, when: float | None) -> None:
-        """See to it that `node.schedule` is called at that time, and no other; None: at none."""
+        """Have `node.schedule` called at that time only; None: cancel the timer."""
         if (timer := self._timers.pop(node, None)) is not None:
             timer.cancel()
         if when is not None:
             self._timers[node] = self._loop.call_at(when, self.mark_dirty, node)
 
     def run(self) -> None:
-        """Let every Op to which something happened cut its batches."""
+        """Let every Op that was marked cut its batches."""
         admission = self._admission
         if not self._dirty and admission.throughput is None and not admission.queued:
             return
-        if self._handle is not None:  # this is that run, or one that comes before it
+        if self._handle is not None:  # this is that run, or one before it
             self._handle.cancel()
             self._handle = None
-        self._is_due = True  # whoever is marked below is served in this very call
+        self._is_due = True  # an Op that is marked below is served in this call
         while self._dirty:
             nodes, self._dirty = self._dirty, []
             turns = iter(nodes)
             try:
                 for node in turns:
                     node.schedule()
-            except BaseException:  # a defect, as of a user's scheduler, costs no other its turn
+            # a defect, for example of a user's scheduler, must not stop the other Ops
+            except BaseException:
                 self._dirty += turns
                 self._is_due = False
                 for node in self._dirty[:1]:
@@ -103,28 +104,30 @@ class DispatchCycle:
 class Executor:
     """Router of requests into a graph, and of the answers of all its Ops.
 
-    Errors travel as answers do, so that a join knows all its parts and a first-arrival join can
-    take another one; and so does an `Absent`, where an answer went elsewhere (see `Detours`).
+    Errors take the same edges as answers, so that a join knows all its parts and a first-arrival
+    join can take another one. So does an `Absent`, which replaces an answer that went elsewhere
+    (see `Detours`).
 
     Args:
-        graph: checked; its Ops are configured.
-        cycle: lets them cut their batches.
+        graph: a checked graph, whose Ops are configured.
+        cycle: lets the Ops cut batches.
         complete: takes the answer of a request, or the error in its place.
-        workers_changed: told when an Op lost a worker, or got one back.
-        dag: what all Ops have in common.
-        streams: those of the graph; None: it has none.
+        workers_changed: called when an Op lost a worker, or has a new one.
+        dag: the settings that all Ops share.
+        streams: the graph's streams; None: it has none.
 
     Attributes:
         cycle: as given.
         nodes: the dispatchers of the Ops, in the order of the graph.
-        entries: those of them that read the request, and `last` the one whose answer is its.
-        receivers: the Ops that a request is handed to; see `Links.receivers`.
-        joins: those of them that read several Ops.
-        complete: ends a request with its answer, or an error.
+        entries: the dispatchers that read the request.
+        last: the dispatcher whose answer is the answer of the request.
+        receivers: the Ops that a new request is sent to; see `Links.receivers`.
+        joins: the dispatchers that read several Ops.
+        complete: as given.
         delivery: takes the parts of answers; None: there are no streams.
-        cached: looks for answers of the whole graph; None: they are not kept.
-        convoys: says which of them pass; given by the engine.
-        hides_errors: callers read a sentence of the server's own errors; given by the engine.
+        cached: looks up answers of the whole graph; None: they are not kept.
+        convoys: decides which convoys may pass; set by the engine.
+        hides_errors: clients get a fixed sentence instead of internal errors; set by the engine.
     """
 
     convoys: ConvoyPath
@@ -151,12 +154,12 @@ class Executor:
         self.cached: CachedGraph | None = None
         self.nodes: dict[Op, OpDispatcher] = {}
         for index, op in enumerate(graph.ops):
-            own = op, make_workers, self, loop, index, observers, dag.channel_size
+            arguments = op, make_workers, self, loop, index, observers, dag.channel_size
             if streams is not None and streams.has(op):
                 make = IterativeDispatcher if is_iterative(op) else StreamDispatcher
-                self.nodes[op] = make(streams, dag.stream_window, *own)
+                self.nodes[op] = make(streams, dag.stream_window, *arguments)
             else:
-                self.nodes[op] = self._with_extras(OpDispatcher(*own))
+                self.nodes[op] = self._with_extras(OpDispatcher(*arguments))
         nodes = cycle.nodes = tuple(self.nodes.values())
         link(self.nodes, graph.successors)
         check_sequences(nodes)
@@ -171,7 +174,7 @@ class Executor:
         self._is_shared = self.memory is not LOCAL
 
     def _with_extras(self, node: OpDispatcher) -> OpDispatcher:
-        """Put around an Op's scheduler what its configuration asks for, and the scheduler needs."""
+        """Add the filters that an Op's configuration and its scheduler need."""
         config, scheduler = node.op.pipeline_config, node.scheduler
         if isinstance(scheduler, SequenceScheduler):
             surround(node, SequenceFilter(node, scheduler, self.loop, self.cycle.mark_dirty))
@@ -183,17 +186,17 @@ class Executor:
         return node
 
     def is_decoupled(self, op: Op | None = None) -> bool:
-        """Return whether requests for an Op, None: for the pipeline, are answered in parts."""
+        """Return whether requests for an Op (None: for the pipeline) are answered in parts."""
         return self.delivery is not None and self.delivery.is_decoupled(op)
 
     def is_full(self) -> bool:
-        """Return whether one of the first Ops takes no more requests."""
+        """Return whether one of the first Ops accepts no more requests."""
         return any(node.room.is_full for node in self.entries)
 
     # In -------------------------------------------------------------------------------------
 
     def start(self, request: RequestState, payload: Any) -> None:
-        """Send a request into the graph, or to the only Op that it is for."""
+        """Send a request into the graph, or to its only Op."""
         request.dispatched_ns = self._clock_ns()
         target = request.target
         if target is not None and target.op is not None:
@@ -202,7 +205,7 @@ class Executor:
             self.send(request, self.receivers, EXECUTOR_NAME, payload)
 
     def start_over(self, request: RequestState, payload: Any) -> None:
-        """Start a request anew; what is left of its first start counts no more."""
+        """Start a request again; answers of its first start are dropped."""
         request.generation += 1
         request.live = 0 if request.stream is None else request.stream.began_anew()
         request.detours = None
@@ -211,19 +214,19 @@ class Executor:
         self.start(request, payload)
 
     def drop(self, request: RequestState) -> None:
-        """Forget what is queued or worked on for a request that is over, or starts anew."""
+        """Drop the items of a request that has ended or starts again."""
         for node in self.nodes.values():
             node.drop(request)
 
     @property
     def memory(self) -> MemoryDomain:
-        """Return what process workers read; LOCAL: there are none."""
+        """Return the memory that process workers read; LOCAL: there are none."""
         domains = (node.workers.memory_domain for node in self.nodes.values())
         return next((domain for domain in domains if domain is not LOCAL), LOCAL)
 
     @property
     def reads_views(self) -> bool:
-        """Return whether all that reads requests gets `bytes` of a view: nobody looks before."""
+        """Return whether the first Ops get `bytes` for a view, and nothing reads it before."""
         return self.cached is None and all(
             node.workers.memory_domain is self.memory is not LOCAL and not node.filters
             for node in self.entries
@@ -234,21 +237,21 @@ class Executor:
     def route(
         self, source: OpNode, request: RequestState, answer: Any, jumped: bool = False
     ) -> None:
-        """Pass on what came of a request at an Op; the request is not over.
+        """Pass on the answer of an Op for a request that is active.
 
-        That is a payload, perhaps in a Goto or Answer, or an Absent or PipelineError.
+        `answer` is a payload, perhaps in a Goto or Answer, or an Absent or PipelineError.
         """
         links, target = source.links, request.target
         is_for_all = target is None or target.op is None
         if type(answer) is dict and is_for_all and not (jumped or links.is_target):
-            if source is self.last:  # as nearly always
+            if source is self.last:  # the common case
                 self.complete(request, answer)
             else:
                 self.send(request, links.receivers, source.name, answer)
             return
         note_op(answer, source.name)
         if request.convoy is not None:
-            request.convoy.came(answer, source.name)
+            request.convoy.note_failures(answer, source.name)
         if isinstance(answer, Answer):
             links.withheld.update(links.successors)
             request.head = answer.head
@@ -257,7 +260,7 @@ class Executor:
             links.withheld.update(links.successors)
             self.complete(request, answer.answer if isinstance(answer, Goto) else answer)
         elif links.is_target and source in request.detoured().settled:
-            return  # a jump stood in for it
+            return  # a jump has answered for it
         elif isinstance(answer, Goto):
             self._detours.goto(source, request, answer)
         elif jumped and not isinstance(answer, PipelineError):
@@ -273,7 +276,7 @@ class Executor:
                 self.send(request, links.receivers, source.name, answer)
 
     def leave(self, step: Step, request: RequestState, answer: dict[str, Any]) -> None:
-        """Pass on the answer of a step of a trip to the Ops that are not in the trip."""
+        """Pass on the answer of a step of a trip to the Ops outside the trip."""
         if step.node is self.last:
             self.complete(request, answer)
         else:
@@ -287,7 +290,7 @@ class Executor:
         answer: Any,
         stand_in: str | None = None,
     ) -> None:
-        """Hand `answer` to all of them. Each gets a dict of its own; the values are shared."""
+        """Send `answer` to all receivers. Each gets its own dict; the values are shared."""
         if len(receivers) == 1:
             ((reader, entered),) = receivers
             reader.enqueue(request, producer, answer, stand_in, entered)
@@ -295,9 +298,9 @@ class Executor:
         generation = request.generation
         if self._is_shared and isinstance(answer, dict):
             answer = _serialized_once(receivers, answer)
-        request.live += 1  # the first may answer at once, and is not the only one
+        request.live += 1  # the first receiver may answer at once, and is not the only one
         for place, (reader, entered) in enumerate(receivers):
-            if request.generation == generation:  # neither over nor started anew
+            if request.generation == generation:  # neither ended nor started again
                 own = own_dict(answer) if place else answer
                 reader.enqueue(request, producer, own, stand_in, entered)
         if request.generation == generation:
@@ -306,22 +309,24 @@ class Executor:
                 self.fail_unreachable(request)
 
     def gone(self, item: Item) -> None:
-        """Take note that an Op, or a trip, is done with a request, unless it is over."""
+        """Note that an Op, or a trip, is done with an item, unless the request has ended."""
         request = item.request
-        if item.generation != request.generation:  # answered, or started anew
+        if item.generation != request.generation:  # answered, or started again
             return
         request.live -= 1
         if not request.live:
             self.fail_unreachable(request)
 
     def fail_unreachable(self, request: RequestState) -> None:
-        """End a request that no Op works on and that was not answered."""
+        """End an unanswered request that no Op processes any more."""
         held = (node.channel.held_error(request) for node in self.joins)
         self.complete(request, next(filter(None, held), None) or GraphError(_WAITS_IN_VAIN))
 
 
 def _serialized_once(receivers: Sequence[Receiver], answer: dict[str, Any]) -> Any:
-    """Return one Payload for several readers of one domain: what is large is copied only once."""
+    """Return one Payload if all readers share a memory domain, so that large values are copied
+    once.
+    """
     domain = receivers[0][0].workers.memory_domain
     if any(reader.workers.memory_domain is not domain for reader, _ in receivers):
         return answer

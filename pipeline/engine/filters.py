@@ -1,4 +1,4 @@
-"""Filters: all that surrounds the requests of an engine, each in a class of its own."""
+"""Filters: code around the requests of an engine, each in a class of its own."""
 
 from __future__ import annotations
 
@@ -28,57 +28,59 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Filter:
-    """Base of filters: override the hooks that are needed; the others cost nothing.
+    """Base class of filters: override the hooks that you need; the others cost nothing.
 
-    Hooks run on the event loop and must not block. They are called in the order in which filters
-    are configured, those of an answer in the opposite one. `request` is the same object in all:
-    its `info` has what its caller says beside the data, its `raw` is what came.
+    Hooks run on the event loop and must not block. They are called in the order in which the
+    filters are configured; `on_answer` is called in the reverse order. All hooks get the same
+    `request` object:
+    its `info` has the client's parameters and headers, its `raw` the message as it came.
 
     Args:
-        options: what config.yml says below the filter's name, a Struct of the class' own type
-            `Options`; None: it has none.
+        options: the options in config.yml below the filter's name, a Struct of the class' own type
+            `Options`; None: there are none.
     """
 
-    # Whether it has nothing to do for requests that come together, and looks in any thread.
+    # True: the filter does nothing for single requests of a convoy, and `on_input` may run in any
+    # thread.
     pipeline_is_light: bool = False
 
     def __init__(self, options: Any = None) -> None:
         self.options: Any = options
 
     def on_request(self, request: RequestState) -> None:
-        """Look at a request that has come; raise a PipelineError to refuse it.
+        """Check a new request; raise a PipelineError to refuse it.
 
-        An OverloadedError tells its caller to come back later, as the server itself does.
+        An OverloadedError tells the client to come back later, as the server's own does.
         """
 
     def on_admission(self, request: RequestState) -> None:
-        """Look at a request that is about to be admitted, or to wait for that."""
+        """Act on a request before it is admitted or queued."""
 
     def on_input(self, request: RequestState, payload: Any) -> None:
-        """Look at what was unpacked of a request, before the first Ops get it."""
+        """Act on an unpacked request before the first Ops get it."""
 
     def on_error(self, request: RequestState, error: PipelineError) -> bool:
-        """Return whether a request that failed was started over; not asked while stopping."""
+        """Return whether you started a failed request again; not called while the server stops."""
         return False
 
     def on_answer(self, request: RequestState, answer: Any) -> Any:
-        """Return what a request is answered with: `answer`, or something in its place."""
+        """Return the answer to send: `answer`, or another one."""
         return answer
 
     def on_end(self, request: RequestState) -> None:
-        """Look at a request that is over, answered or left by its caller: see its `error`."""
+        """Act on a request that has ended, answered or left by its client; see its `error`."""
 
 
 class FilterChain:
-    """The hooks that are overridden, by name, in the order in which they are called.
+    """The overridden hooks of all filters, by name, in the order of their calls.
 
-    `lets_convoys_pass`: none of them has to see each request of a Convoy. `looks_in_any_thread`:
-    whether `on_input` may be called there.
+    `lets_convoys_pass`: no filter needs to see each request of a convoy. `looks_in_any_thread`:
+    `on_input` may be called in any thread.
 
     Args:
         ours: filters of this library.
-        users: others, which must not harm the requests: what they raise is logged, but for
-            `on_request`, which refuses with it.
+        users: other filters, which must not harm requests: an exception is logged, except that
+            one of `on_request` refuses the request.
     """
 
     on_request: tuple[Callable[[RequestState], None], ...]
@@ -112,8 +114,8 @@ def configured(chosen: Mapping[str, object]) -> list[Filter]:
     """Return the filters that config.yml names, each made with its options.
 
     Raises:
-        ConfigError: what the registry has for a name is no filter.
-        InitError: one cannot be made.
+        ConfigError: what the registry has for a name is not a filter.
+        InitError: a filter cannot be made.
     """
     return [_made(name, options) for name, options in chosen.items()]
 
@@ -132,12 +134,12 @@ def _made(name: str, options: object) -> Filter:
     for method in dir(made):
         hint = did_you_mean(method, hooks) if method.startswith("on_") else ""
         if hint and method not in hooks:
-            _LOGGER.warning("filters.%s: %s is no hook%s", name, method, hint)
+            _LOGGER.warning("filters.%s: %s is not a hook%s", name, method, hint)
     return made
 
 
 def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that raises nothing; where it fails, an answer stays as it is."""
+    """Return a hook that does not raise; if it fails, the answer does not change."""
 
     @functools.wraps(hook)
     def guarded(request: RequestState, *subject: Any) -> Any:
@@ -148,7 +150,7 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
             _LOGGER.exception("%s failed", hook.__qualname__)
             return subject[0] if is_of_answer else None
         if is_of_answer and result is None:
-            _LOGGER.error("%s returned None: the answer stays as it was", hook.__qualname__)
+            _LOGGER.error("%s returned None: the answer does not change", hook.__qualname__)
             return subject[0]
         return result
 
@@ -156,7 +158,7 @@ def _guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class NameCheck(Filter):
-    """Check of the service's name: requests for another service are refused."""
+    """Refuses requests that name another service."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -171,10 +173,10 @@ class NameCheck(Filter):
 
 
 class Deadline(Filter):
-    """Time of each request: that of its caller or of the service, whichever is shorter.
+    """Sets the deadline of each request: the client's or the service's, whichever is earlier.
 
     Args:
-        limit_s: of the service; None: none.
+        limit_s: the service's limit; None: none.
         judge: raises OverloadedError for a request that cannot be answered before its deadline.
         end: answers a request with an error, at once.
     """
@@ -211,8 +213,7 @@ class Deadline(Filter):
 
 
 class RequestRetry(Filter):
-    """`dag.retry`: a whole request runs again after a timeout, or when what an Op had made of it
-    is lost, while it has attempts left."""
+    """Runs a whole request again (`dag.retry`) after a timeout, or if an Op's result was lost."""
 
     def __init__(self, attempts: int, start_over: Callable[[RequestState, Any], None]) -> None:
         self._attempts = attempts
@@ -237,7 +238,9 @@ class RequestRetry(Filter):
 
 
 class Trace(Filter):
-    """Traceparent of each request's own, made of (data id, its caller's or "")."""
+    """Gives each request its own traceparent, made of its data id and the client's traceparent or
+    "".
+    """
 
     def __init__(self, begin: Callable[[int, str], str]) -> None:
         self._begin = begin
@@ -251,7 +254,7 @@ class Trace(Filter):
 
 
 class ProfileFilter(Filter):
-    """Profile of a request in its answer, where the caller asked for one and `write` gives one."""
+    """Adds a profile to the answer if the client asked for one and `write` returns one."""
 
     pipeline_is_light: bool = True
 
@@ -260,7 +263,8 @@ class ProfileFilter(Filter):
         self._clock_ns = clock_ns
 
     def on_input(self, request: RequestState, payload: Any) -> None:
-        keys: Sequence[str] = getattr(request.raw, "key", ())  # other doors have other messages
+        # messages of other protocols have no keys
+        keys: Sequence[str] = getattr(request.raw, "key", ())
         # Most requests have one pair, and `in` takes three times as long.
         if keys[0] == PROFILE_KEY if len(keys) == 1 else PROFILE_KEY in keys:
             request.is_profiled = True
@@ -270,7 +274,7 @@ class ProfileFilter(Filter):
     def on_answer(self, request: RequestState, answer: Any) -> Any:
         if not request.is_profiled:
             return answer
-        message = getattr(answer, "head", answer)  # of one that is large
+        message = getattr(answer, "head", answer)  # a large answer
         if type(message) is Response:
             request.end_ns = self._clock_ns()
             try:

@@ -20,12 +20,12 @@ class Graph:
 
     @property
     def all_ops(self) -> tuple[Op, ...]:
-        """All Ops, with the RequestOp and the ResponseOp."""
+        """Return all Ops, with the RequestOp and the ResponseOp."""
         return (self.request_op, *self.ops, self.response_op)
 
     @property
     def last_op(self) -> Op:
-        """The Op whose answer the ResponseOp packs."""
+        """Return the Op whose answer the ResponseOp packs."""
         return self.response_op.get_input_ops()[0]
 
     def successors(self, op: Op) -> list[Op]:
@@ -36,15 +36,16 @@ class Graph:
 def build_graph(
     response_op: ResponseOp, on_loose: Callable[[Sequence[Op]], None] | None = None
 ) -> Graph:
-    """Walk back from `response_op` and check what is found.
+    """Collect the Ops that lead to `response_op`, and check them.
 
     Args:
-        on_loose: told of Ops that lead nowhere, which are left out; without it they are an error.
+        on_loose: called with the Ops that lead nowhere, which are left out; None: they are an
+            error.
 
     Raises:
         GraphError: naming the Ops: not one input of the ResponseOp, a cycle, not exactly one
-            RequestOp, a source that is no RequestOp, duplicate names, Ops that lead nowhere,
-            jump targets outside the graph, loops to Ops that do not lead to theirs.
+            RequestOp, a source that is not a RequestOp, duplicate names, Ops that lead nowhere,
+            jump targets outside the graph, loops to Ops that do not lead back.
     """
     if not isinstance(response_op, ResponseOp):
         raise GraphError(
@@ -142,7 +143,7 @@ def _check_names(graph: Graph) -> None:
 
 
 def _loose_ops(graph: Graph) -> list[Op]:
-    """Return the Ops that read this graph but feed nothing in it: left out by mistake."""
+    """Return the Ops that read this graph, but do not lead to the ResponseOp."""
     members = {graph.request_op, *graph.ops}
     loose: list[Op] = []
     frontier = sorted(members, key=lambda op: op.name)
@@ -175,9 +176,8 @@ def _check_loops(op: Op, graph: Graph) -> None:
     wrong = [name for name in op.pipeline_loop_to if name not in known]
     if wrong:
         raise GraphError(
-            f"Op {op.name!r} has in loop_to what does not lead to it: "
-            f"{', '.join(map(repr, wrong))}. It may be itself, or an Op that does: "
-            f"{names_of([*leading])}."
+            f"Op {op.name!r}: loop_to names {', '.join(map(repr, wrong))}, which does not lead to "
+            f"it. Name the Op itself, or an Op that leads to it: {names_of([*leading])}."
         )
     most = op.pipeline_max_loops
     if type(most) is not int or most < 1:

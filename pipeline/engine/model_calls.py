@@ -1,4 +1,4 @@
-"""Calls from models to models of the same server: what is asked, and who asks whom."""
+"""Calls between models of the same server: the messages and the interfaces."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pipeline.errors import PipelineError, error_from_fields, error_to_fields
 
 
 class PeerCall(msgspec.Struct, frozen=True, array_like=True):
-    """A request of a model to another one.
+    """A request of a model to another model.
 
     Args:
-        model: its name.
+        model: the name of the other model.
         version: -1: the latest.
-        info: what the request says beside its data.
-        timeout_s: from now; None: only what the server allows.
-        traceparent: of the request that is worked on; "": it is not traced.
+        info: the request's parameters, id and so on.
+        timeout_s: from now; None: only the server's limit applies.
+        traceparent: of the request that the calling model runs; "": it is not traced.
         takes_parts: whether there may be several answers.
     """
 
@@ -33,15 +33,15 @@ class PeerCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelChange(msgspec.Struct, frozen=True, array_like=True):
-    """A wish of a model to have another one loaded or unloaded, or to know how it stands.
+    """A request of a model to load or unload another model, or for its state.
 
     Args:
-        model: its name.
-        action: what is wanted.
-        version: to know of; -1: any.
-        config: in the place of the file, JSON; None: the file.
-        files: contents by "<version>/<path>", in the place of the folder.
-        with_dependents: unload also what only it needs.
+        model: the name of the other model.
+        action: the kind of request.
+        version: for "is_ready"; -1: any.
+        config: replaces the configuration file, JSON; None: the file.
+        files: contents by "<version>/<path>", which replace the folder.
+        with_dependents: unload also models that only this one needs.
     """
 
     model: str
@@ -53,16 +53,16 @@ class ModelChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MetricUse(msgspec.Struct, frozen=True, array_like=True):
-    """A use that a model makes of a metric family of its own; see `MetricHolder`.
+    """A use of a metric family by the model that owns it; see `MetricHolder`.
 
     Args:
         number: of the family, in its worker.
-        action: what is wanted; "drop": of the family with all its series.
+        action: the kind of use; "drop" drops the family with all its series.
         labels: of the series.
-        amount: that is added, set or observed.
-        name: of a "family", and so the next two.
-        text: that describes it.
-        kind: counter, gauge or histogram.
+        amount: the number that is added, set or observed.
+        name: of a "family".
+        text: the description of a "family".
+        kind: of a "family": counter, gauge or histogram.
         buckets: upper bounds, of a "series" of a histogram.
     """
 
@@ -79,8 +79,7 @@ class MetricUse(msgspec.Struct, frozen=True, array_like=True):
 class ModelPart(msgspec.Struct, frozen=True):
     """An answer to a call: outputs by name, or an error; neither: there are no more.
 
-    `is_final`: none follows. Of a ModelChange, `is_ready` is what was asked; of a MetricUse,
-    `value`.
+    `is_final`: none follows. `is_ready` answers a ModelChange, `value` a MetricUse.
     """
 
     outputs: Mapping[str, Any] | None = None
@@ -90,8 +89,8 @@ class ModelPart(msgspec.Struct, frozen=True):
     value: float = 0.0
 
 
-Tell = Callable[[ModelPart], None]
-"""Takes each answer, in a thread of ours: it must not block."""
+OnPart = Callable[[ModelPart], None]
+"""Takes each answer, in a thread of this library: it must not block."""
 
 
 class PendingCall(Protocol):
@@ -107,14 +106,14 @@ class PendingCall(Protocol):
 class ModelCaller(Protocol):
     """The models of the server, for a worker of it: from any thread."""
 
-    def begin(self, call: PeerCall, feeds: Mapping[str, Any], tell: Tell) -> PendingCall:
-        """Ask a model; `tell` gets each answer, the last of them final. Raises PipelineError."""
+    def begin(self, call: PeerCall, feeds: Mapping[str, Any], on_part: OnPart) -> PendingCall:
+        """Ask a model; `on_part` gets each answer, the last of them final. Raises PipelineError."""
 
-    def change(self, change: ModelChange, tell: Tell) -> None:
-        """Have a model loaded or unloaded; `tell` gets one answer. Raises PipelineError."""
+    def change(self, change: ModelChange, on_part: OnPart) -> None:
+        """Have a model loaded or unloaded; `on_part` gets one answer. Raises PipelineError."""
 
-    def metric(self, use: MetricUse, tell: Tell | None) -> None:
-        """Use a metric; `tell` gets one answer, None: nobody waits for it. Raises PipelineError."""
+    def metric(self, use: MetricUse, on_part: OnPart | None) -> None:
+        """Use a metric; `on_part` gets one answer, if it is given. Raises PipelineError."""
 
     def drop_metrics(self, use: MetricUse) -> None:
         """Drop a family; may be called by the garbage collector, and raises nothing."""
@@ -127,7 +126,7 @@ class MetricHolder(Protocol):
         """Do what a model wants, and return the value. Raises PipelineError."""
 
     def close(self) -> None:
-        """Give back all that the worker has: it has ended."""
+        """Drop the metrics of the worker, which has ended."""
 
 
 class ModelHost(Protocol):
@@ -162,7 +161,7 @@ def failed_part(error: PipelineError) -> dict[str, Any]:
 
 
 def error_in(answer: Any) -> PipelineError | None:
-    """Return the error that one answer of several is; None: it is none."""
+    """Return the error in one answer of several; None: it is not an error."""
     if type(answer) is not dict or _ERROR not in answer:
         return None
     return error_from_fields(*answer[_ERROR])

@@ -17,15 +17,15 @@ from pipeline.proto.inference_v2_pb2 import ModelConfig
 
 FIRST_VERSION = "1"
 UNLOADED = "unloaded"
-"""The reason, in Triton's word, for which a model is not available that was unloaded."""
+"""The reason of a model that was unloaded, as Triton calls it."""
 
 
 class ModelState(enum.Enum):
-    """State of a model, in the words of Triton's repository."""
+    """State of a model, with the names of Triton's repository."""
 
     UNAVAILABLE = "UNAVAILABLE"
     LOADING = "LOADING"
-    READY = "READY"  # as far as its registry goes; its engine knows whether its workers are well
+    READY = "READY"  # in the registry; its engine knows whether its workers are healthy
     UNLOADING = "UNLOADING"
 
 
@@ -35,25 +35,25 @@ LEGAL_STEPS: Mapping[ModelState, tuple[ModelState, ...]] = {
     ModelState.READY: (ModelState.UNLOADING,),
     ModelState.UNLOADING: (ModelState.UNAVAILABLE,),
 }
-"""States that may follow each."""
+"""The states that may follow each state."""
 
 
 class IllegalStepError(Exception):
-    """A step that is not in LEGAL_STEPS: a model that is loaded twice, say."""
+    """A step that is not in LEGAL_STEPS, for example to load a model twice."""
 
 
 ModelNames = tuple[str | None, Sequence[str | None]]
-"""Names of a graph and of its Ops as models; None: it is none to its callers."""
+"""Names of a graph and of its Ops as models; None: clients cannot ask for it."""
 
 
 def key_of_model(names: ModelNames) -> str:
-    """Return the registry's key of the one model that a graph of a repository is."""
+    """Return the registry's key of the one model in a repository's graph."""
     name, ops = names
     return ops[0] or "" if name is None else name
 
 
 class ServedGraph(Protocol):
-    """A graph with the engine that serves it: what is loaded and unloaded as a whole."""
+    """A graph with its engine: the unit that is loaded and unloaded."""
 
     @property
     def graph(self) -> Graph: ...
@@ -69,11 +69,11 @@ class ServedGraph(Protocol):
 
     @property
     def model_config(self) -> ModelConfig | None:
-        """The configuration of its one model, if that is one of a repository."""
+        """The configuration of its model, if it is a repository's."""
 
     @property
     def labels(self) -> Mapping[str, Sequence[bytes]]:
-        """Names of the classes that outputs of its model have, by output."""
+        """The class names of its model's outputs, by output."""
 
     @property
     def checks_output_shapes(self) -> bool:
@@ -84,16 +84,16 @@ class ServedGraph(Protocol):
         """The engine; made before the graph is loaded."""
 
     def snapshots(self) -> Awaitable[Sequence[Any]]:
-        """Ask every process that serves it for its `Snapshot`."""
+        """Return the `Snapshot` of every process that serves it."""
 
     def record(self, seconds: float) -> Awaitable[Sequence[bytes]]:
-        """Ask every process what happens there in the next `seconds`; see `dashboard.recent`."""
+        """Return what happens in every process in the next `seconds`; see `dashboard.recent`."""
 
     async def load(self) -> None:
         """Initialise the Ops and start the engine. InitError says what failed."""
 
     async def unload(self, grace_s: float) -> None:
-        """Let the engine finish what it has, for so long, and end its workers."""
+        """Let the engine finish its requests, for at most `grace_s`, and end its workers."""
 
 
 class ModelEntry:
@@ -111,31 +111,28 @@ class ModelEntry:
 
     @property
     def ops(self) -> Sequence[Op] | None:
-        """The Ops of the graph that it is; None: it is one Op alone."""
+        """Return the Ops of its graph; None: it is a single Op."""
         return self.served.graph.ops if self.op is None else None
 
     @property
     def begin(self) -> Begin:
-        """The entry for its requests."""
+        """Return the entry for its requests."""
         return self.served.engine.begin
 
     @property
     def is_unloaded(self) -> bool:
-        """True if it was unloaded, or is about to be."""
+        """Return whether it was unloaded, or is about to be."""
         return self.state is ModelState.UNLOADING or self.reason == UNLOADED
 
     def advance(self, state: ModelState, reason: str = "") -> None:
-        """Go on to `state`, which `reason` explains. Raises IllegalStepError."""
+        """Change to `state` for a `reason`. Raises IllegalStepError."""
         if state not in LEGAL_STEPS[self.state]:
             raise IllegalStepError(f"model {self.name!r} is {self.state.value}, not {state.value}")
         self.state, self.reason = state, reason
 
 
 def entries_of(served: ServedGraph) -> list[ModelEntry]:
-    """Return the models that a graph is: itself, and its Ops in order, as far as they have names.
-
-    They are entries anew, of nothing that is loaded.
-    """
+    """Return new entries for a graph and its Ops, in order, if they have names."""
     name, op_names = served.names
     named = zip((name, *op_names), (None, *served.graph.ops), strict=True)
     return [ModelEntry(name, served, op) for name, op in named if name is not None]
@@ -144,20 +141,19 @@ def entries_of(served: ServedGraph) -> list[ModelEntry]:
 class ModelRegistry:
     """The models of a server, in the order in which they were added; lives on its event loop.
 
-    A graph is as many models as it has Ops, and one for itself; they go through their states
-    together.
+    A graph is one model itself, and one for each of its Ops; they change their states together.
 
     Args:
         is_repository: its graphs come and go, and each is one version of a model. Requests of the
-            pipeline protocol have no place there.
+            pipeline protocol are not possible then.
     """
 
     def __init__(self, is_repository: bool = False) -> None:
         self.is_repository: bool = is_repository
         self.changes: int = 0
-        """Times that a model came or went."""
+        """The number of changes: models that came or left."""
         self._models: dict[str, dict[str, ModelEntry]] = {}  # by name and version
-        self._members: dict[ServedGraph, list[ModelEntry]] = {}  # without those that were unloaded
+        self._members: dict[ServedGraph, list[ModelEntry]] = {}  # without unloaded graphs
 
     # Entries --------------------------------------------------------------------------------
 
@@ -170,9 +166,9 @@ class ModelRegistry:
         self._put(served, added)
 
     def put(self, served: ServedGraph) -> ServedGraph | None:
-        """Put a graph that is loaded in the place of the one that has its name and version.
+        """Put a loaded graph in the place of the graph with the same name and version.
 
-        Returns that one, which gets no more requests.
+        Returns the old graph, which gets no more requests; None: there was none.
         """
         added = entries_of(served)
         before = self._models.get(added[0].name, {}).get(added[0].version)
@@ -185,7 +181,7 @@ class ModelRegistry:
         return None if before is None else before.served
 
     def take(self, served: ServedGraph) -> None:
-        """Take a graph away, if it is there: it gets no more requests, and nothing shows it."""
+        """Remove a graph, if it is there: it gets no more requests, and is not shown."""
         for entry in self._members.pop(served, ()):
             versions = self._models[entry.name]
             if versions.get(entry.version) is entry:
@@ -205,7 +201,7 @@ class ModelRegistry:
         return [entry for versions in self._models.values() for entry in versions.values()]
 
     def versions(self, name: str) -> Mapping[str, ModelEntry]:
-        """Return the versions of a model; empty if there is none of this name.
+        """Return the versions of a model; empty if there is no model of this name.
 
         Raises:
             InputError: several repositories have one.
@@ -234,23 +230,23 @@ class ModelRegistry:
         return max(ready, key=lambda entry: int(entry.version), default=None)
 
     def members(self, served: ServedGraph) -> list[ModelEntry]:
-        """Return the models that a graph is: itself, and its Ops in order."""
+        """Return the models in a graph: itself, and its Ops in order."""
         return [entry for entry in self.entries() if entry.served is served]
 
     def graphs(self) -> list[ServedGraph]:
-        """Return all graphs but those that are unloaded, or about to be."""
+        """Return all graphs that are not unloaded, or about to be."""
         return [served for served, (first, *_) in self._members.items() if not first.is_unloaded]
 
     @property
     def is_ready(self) -> bool:
-        """True if the engines of all graphs take requests."""
+        """Return whether the engines of all graphs take requests."""
         graphs = self.graphs()
         return bool(graphs) and all(served.engine.is_ready for served in graphs)
 
     # Life -----------------------------------------------------------------------------------
 
     async def load(self, name: str) -> None:
-        """Load a graph that was added; what its `load` raises is the reason that it is not."""
+        """Load a graph that was added; if `load` raises, the error is the reason of its state."""
         served = self._models[name][FIRST_VERSION].served
         self._advance(served, ModelState.LOADING)
         self._members[served] = self.members(served)
@@ -262,7 +258,7 @@ class ModelRegistry:
         self._advance(served, ModelState.READY)
 
     async def unload(self, name: str, grace_s: float) -> None:
-        """Take no more requests for a graph, let it finish those that it has, and forget it."""
+        """Stop a graph's requests, let it finish the accepted ones, and forget it."""
         served = self._models[name][FIRST_VERSION].served
         self._advance(served, ModelState.UNLOADING)
         try:
@@ -272,7 +268,7 @@ class ModelRegistry:
             del self._members[served]
 
     async def close(self, grace_s: float) -> None:
-        """Let all graphs finish what they have, and end them, loaded or not."""
+        """Let all graphs finish their requests, and end them, loaded or not."""
         await asyncio.gather(*(served.unload(grace_s) for served in self._members))
 
     def _advance(self, served: ServedGraph, state: ModelState, reason: str = "") -> None:
@@ -284,14 +280,14 @@ class ModelRegistry:
 
     @property
     def begin(self) -> Begin:
-        """The entry for requests of the pipeline protocol: with one graph, its engine's own."""
+        """Return the entry for pipeline requests: with one graph, its engine's own."""
         engines = [served.engine for served in self._members]
         return engines[0].begin if len(engines) == 1 else self._begin
 
     def _begin(
         self, raw: Any, timeout_s: float | None, target: RequestTarget | None, sink: ResponseSink
     ) -> RequestState:
-        """Give a request to the graph that it names; the first takes what names none."""
+        """Give a request to the graph that it names, or to the first graph."""
         entry = self._models.get(raw.name, {}).get(FIRST_VERSION)
         if entry is not None and entry.op is None and entry.served in self._members:
             return entry.served.engine.begin(raw, timeout_s, target, sink)

@@ -1,4 +1,4 @@
-"""Offload: threads for what is too large to be read or written on the event loop."""
+"""Offload: threads for messages that are too large to be read or written on the event loop."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from pipeline.system.event_loop import DaemonThreads
 
 _Result = TypeVar("_Result")
 
-_THREADS = 2  # at work; what else is large waits in the order in which it came
+_THREADS = 2  # that work at the same time; other messages wait in the order of arrival
 _JOIN_TIMEOUT_S = 5.0
 
 
 class Offload:
-    """Threads for work of a caller's size, beside the event loop.
+    """Threads for work whose size the client decides.
 
     Args:
-        limit_s: the service's own deadline of a request; None: none.
-        threads: that work at the same time; 0: work is done at once, where it is asked for.
+        limit_s: the service's own limit for a request; None: none.
+        threads: that work at the same time; 0: the caller does the work at once.
     """
 
     def __init__(self, limit_s: float | None = None, threads: int = _THREADS) -> None:
         self._limit_s = limit_s
         self._threads = threads
         self._pool = DaemonThreads(threads, "pipeline-large") if threads else None
-        self._unwanted: set[threading.Event] = set()  # of the work that goes on
+        self._unwanted: set[threading.Event] = set()  # of the running work
 
     def start(self) -> None:
-        """Start the threads; else they start when there is work for them."""
+        """Start the threads; otherwise they start with the first work."""
         if self._pool is not None:
             begin = threading.Event()
             for _ in range(self._threads):
@@ -43,12 +43,12 @@ class Offload:
     async def run(
         self, work: Callable[[], _Result], timeout_s: float | None = None
     ) -> tuple[_Result, float | None]:
-        """Return the result of `work`, and what is left of `timeout_s`, which its caller gives.
+        """Return the result of `work`, and what is left of the client's `timeout_s`.
 
-        Work whose caller leaves, or has no more time, ends at its next slice.
+        Work whose client leaves, or has no time left, ends at its next slice.
 
         Raises:
-            DeadlineError: it took too long, its turn included.
+            DeadlineError: the wait and the work took too long.
         """
         loop = asyncio.get_running_loop()
         limits = [limit for limit in (timeout_s, self._limit_s) if limit is not None]
@@ -58,7 +58,7 @@ class Offload:
         unwanted = threading.Event()
         self._unwanted.add(unwanted)
         future = self._pool.submit(_run, work, unwanted)
-        # So that an error that nobody waits for is taken notice of.
+        # So that asyncio does not log an error that nobody awaits.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         waiting = asyncio.wrap_future(future)
         try:
@@ -70,10 +70,11 @@ class Offload:
             unwanted.set()
             waiting.cancel()
             self._unwanted.discard(unwanted)
-            del future, waiting  # have an error whose traceback leads here, and to the work's data
+            # they have an error whose traceback leads here, and to the work's data
+            del future, waiting
 
     async def stop(self) -> None:
-        """End all work, at its next slice; no thread is left unless one hangs in a single one."""
+        """End all work at its next slice; a thread stays only if it hangs in a single slice."""
         if self._pool is None:
             return
         for unwanted in self._unwanted:

@@ -1,7 +1,6 @@
-"""Unpacker and Packer: requests into payloads, answers into responses; in threads what takes long.
+"""Unpacker and Packer: requests into payloads, answers into responses; slow ones in threads.
 
-Methods of ours are quick, unless the data is large; a user's own methods may be anything.
-"""
+This library's methods are quick, unless the data is large; a user's methods may be slow."""
 
 from __future__ import annotations
 
@@ -38,16 +37,18 @@ from pipeline.routes import Answer
 
 
 class PackJob(msgspec.Struct, eq=False):
-    """A call of an unpack or pack method that may take a while, run by a worker of that Op.
+    """A call of an unpack or pack method that may take long, run by a worker of that Op.
 
-    `method` is the name of an overridden one, or a function of ours. `keeps` is whatever the
-    argument needs to stay alive. `packed` takes the result.
+    As a step of a trip it has an `item`, and its result is in `outcomes`: the job itself, or for an
+    unpacked request the payload that `read` returns.
 
-    As a step of a trip it has an `item`, and what came of that as `outcomes`: itself, or of a
-    request that is unpacked the payload that `read` returns.
+    Attributes:
+        method: the name of an overridden method, or a function of this library.
+        packed: takes the result.
+        keeps: the memory that `argument` needs; held until the job ends.
     """
 
-    worker: ClassVar[None] = None  # any will do
+    worker: ClassVar[None] = None  # any worker
     rows: ClassVar[tuple[int, ...]] = ()
     executions: ClassVar[tuple[int, ...]] = ()
 
@@ -67,7 +68,7 @@ class PackJob(msgspec.Struct, eq=False):
     is_under_way: bool = False
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
-        """Call the method, if somebody waits for its result."""
+        """Call the method, if the result is still needed."""
         self.start_ns = clock_ns()
         if self._is_wanted():
             self._call(op)
@@ -94,7 +95,7 @@ class PackJob(msgspec.Struct, eq=False):
                     result = self.method(self.argument)
         except AbandonedError:
             return
-        # Known here, so that who writes the answers that are packed on the loop need not look.
+        # Checked in this thread, so that the loop does not have to.
         is_large = isinstance(result, Response) and not is_short(result)
         self.result = LargeResponse(result) if is_large else result
 
@@ -103,10 +104,10 @@ class PackJob(msgspec.Struct, eq=False):
 
 
 class PackRunner:
-    """Owner of the workers of unpack or pack, which are always threads.
+    """Owner of the threads that unpack or pack.
 
     Attributes:
-        trips: those that the user's method may be a step of; None: it is of none.
+        trips: the trips that the user's method may be a step of; None: it runs alone.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class PackRunner:
         self.trips: TripStarts | None = None
 
     def done(self, worker: Worker | None, job: Any) -> None:
-        """Pass on what a thread made."""
+        """Pass on a thread's result."""
         trips = self.trips
         if trips is not None and type(job) is not PackJob:
             trips.done(worker, job)
@@ -136,14 +137,14 @@ class PackRunner:
         job.packed(job.request, job.result)
 
     def enqueue(self, request: RequestState, slot: str, part: Any) -> None:
-        """Take the last answer of a trip, which ended before it was packed."""
+        """Take the last answer of a trip that ended before it was packed."""
         self._complete(request, part)
 
     def lost(self, job: Any, error: PipelineError) -> None:
-        """Ignore it: threads lose no job."""
+        """Do nothing: threads lose no job."""
 
     def workers_changed(self) -> None:
-        """Ignore it: unpacking and packing count for nothing in the server's readiness."""
+        """Do nothing: the server's readiness does not depend on unpacking and packing."""
 
 
 class Unpacker(PackRunner):
@@ -151,12 +152,13 @@ class Unpacker(PackRunner):
 
     Args:
         unpacked: takes a request and its payload.
-        complete: takes a request that cannot be unpacked, and the reason; or one that is answered.
+        complete: takes a request that cannot be unpacked, and the error; or one with its answer.
 
     Attributes:
         given: takes a request that came unpacked, and its payload.
-        looks: look, in any thread, at what was unpacked in a trip.
-        keeps_views: whether all that reads a payload takes a view for bytes.
+        looks: the filters' `on_input` hooks for requests unpacked in a trip; they run in any
+            thread.
+        keeps_views: returns whether all readers of a payload accept a view instead of bytes.
     """
 
     looks: Sequence[Callable[[RequestState, Any], None]] = ()
@@ -176,7 +178,7 @@ class Unpacker(PackRunner):
         self._is_ours = not overrides(op, "unpack_request_package")
 
     def unpack(self, request: RequestState) -> None:
-        """Unpack a request, at once if it is quick."""
+        """Unpack a request; at once if that is quick."""
         raw, target = request.raw, request.target
         if type(raw) is PlainRequest and self._is_ours:
             payload = raw.pairs()
@@ -196,10 +198,10 @@ class Unpacker(PackRunner):
         else:
             try:
                 unpacked = self._op.unpack_request_package(raw)
-            except Exception as error:  # ours, on a caller's data: that caller is told
+            except Exception as error:  # our own unpack failed on a client's data: tell that client
                 self.end(request, not_unpacked(error))
                 return
-            if self._is_ours:  # and has one form
+            if self._is_ours:  # then the result has one form
                 payload, request.log_id = unpacked[:2]
                 request.as_tensors = bool(raw.tensors)
                 self._unpacked(request, payload)
@@ -207,10 +209,11 @@ class Unpacker(PackRunner):
                 self._take(request, unpacked)
 
     def _unpack_large(self, raw: Any) -> Any:
-        """Return what our own RequestOp makes of a large request, in a thread."""
+        """Return the result of our own RequestOp for a large request; runs in a thread."""
         try:
             unpacked = self._op.unpack_request_package(raw)
-            if isinstance(raw, BlockMessage):  # who asks holds it until there is an answer
+            # the client's view holds the message until there is an answer
+            if isinstance(raw, BlockMessage):
                 raw.release()
                 if not self.keeps_views():
                     _copy_views(unpacked[0])
@@ -221,30 +224,30 @@ class Unpacker(PackRunner):
             return not_unpacked(error)
 
     def _take(self, request: RequestState, unpacked: Any) -> None:
-        """Pass on what the Op made of a request, if that still waits for it."""
+        """Pass on the result of the Op, if the request still waits for it."""
         if request.phase is ACTIVE:
             self.route(request, self.read(request, unpacked))
 
     def _read_within(self, request: RequestState, unpacked: Any) -> Any:
-        """Return the payload of a request that is on a trip, in the thread of that."""
+        """Return the payload of a request on a trip; runs in the trip's thread."""
         payload = self.read(request, unpacked)
         for look in self.looks if type(payload) is dict else ():
             look(request, payload)
         return payload
 
     def count(self, run: PackJob) -> None:
-        """Take note that a request, which was on a trip, is to be unpacked by itself."""
+        """Note that a request leaves its trip and is unpacked alone."""
         run.request.live -= 1
 
     def route(self, request: RequestState, payload: Any) -> None:
-        """Pass on the payload of a request, or what ends it."""
+        """Pass on the payload of a request, or the error or Answer that ends it."""
         if isinstance(payload, PipelineError | Answer):
             self.end(request, payload)
         else:
             self._unpacked(request, payload)
 
     def end(self, request: RequestState, result: PipelineError | Answer) -> None:
-        """End a request that no Op works on."""
+        """End a request that no Op has processed."""
         if isinstance(result, Answer):
             request.head = result.head
             self._complete(request, result.answer)
@@ -252,9 +255,10 @@ class Unpacker(PackRunner):
             self._complete(request, result)
 
     def read(self, request: RequestState, unpacked: Any) -> Any:
-        """Return the payload in what the Op made of a request, in any form; or an error or Answer.
+        """Return the payload from the Op's result, which may have several forms; or an error or
+        Answer.
 
-        In whatever thread has the request; what else is in it the request gets.
+        Runs in any thread that has the request; sets the request's log_id and as_tensors.
         """
         try:
             if isinstance(unpacked, PipelineError):
@@ -268,7 +272,7 @@ class Unpacker(PackRunner):
 
 
 def _copy_views(payload: dict[str, Any]) -> None:
-    """Make bytes of those that are views of a message."""
+    """Replace memoryviews in a payload by bytes."""
     for name, value in payload.items():
         if type(value) is memoryview:
             payload[name] = joined((value,))
@@ -278,12 +282,13 @@ class Packer(PackRunner):
     """The ResponseOp's side: makes responses of answers.
 
     Args:
-        packed: takes a request and its response; a PlainResponse for a PlainRequest, where it fits.
-        limits: of text that is large.
-        complete: takes a request and its last answer, and if a trip has packed that, the PackJob.
+        packed: takes a request and its response; a PlainResponse for a PlainRequest, if it fits.
+        limits: of large text.
+        complete: takes a request and its last answer, and the PackJob if a trip has packed it.
 
     Attributes:
-        combine: makes one answer of the parts of a stream; None: ours does.
+        combine: the user's function that makes one answer of a stream's parts; None: the default
+            does.
     """
 
     def __init__(
@@ -309,12 +314,12 @@ class Packer(PackRunner):
         keeps: Any,
         packed: Callable[[RequestState, Any], None] | None = None,
     ) -> None:
-        """Pack an answer, at once if it is quick. Its arrays may show memory of `keeps`.
+        """Pack an answer; at once if that is quick. Its arrays may show memory of `keeps`.
 
-        `packed` takes it, if it is a part of the answer only.
+        `packed` takes the response if it is only a part of the answer.
         """
         if error is None and self.goes_plain(request):
-            response = pack_short(payload)  # as most are
+            response = pack_short(payload)  # the common case
             if response is not None:
                 (packed or self._packed)(request, response)
                 return
@@ -322,7 +327,7 @@ class Packer(PackRunner):
         if self.is_inline and (
             data.error is not None
             or self._op.pipeline_is_quick
-            or is_short_text(data.payload)  # as most are
+            or is_short_text(data.payload)  # the common case
             or is_cheap(data.payload, response_formats(self._op, data.as_tensors)[0])
         ):
             packed(request, self._pack_now(request, data))
@@ -332,14 +337,14 @@ class Packer(PackRunner):
         self.workers.submit([PackJob(request, pack, data, passed, keeps)])
 
     def step(self, items: Sequence[Item]) -> PackJob:
-        """Return the job of the last answer of a trip."""
+        """Return the job that packs the last answer of a trip."""
         (item,) = items
         ((_, payload),) = item.inputs.items()
         data, packed = channel_data(item.request, payload, None), partial(_pass, self._packed)
         return PackJob(item.request, "pack_response_package", data, packed, item=item)
 
     def count(self, run: PackJob) -> None:
-        """Take note that the end of a trip is a job of its worker from now on."""
+        """Note that the worker has started the job at the end of a trip."""
         run.is_under_way = True
         self._complete(run.request, {}, run)
 
@@ -348,21 +353,24 @@ class Packer(PackRunner):
         self._complete(request, {}, answer)
 
     def goes_plain(self, request: RequestState) -> bool:
-        """Return whether who asks takes a PlainResponse, and text is all that is answered."""
+        """Return whether a PlainResponse fits: the client takes one, and the answer is text."""
         is_plain = self._is_ours and type(request.raw) is PlainRequest and not request.is_profiled
         return is_plain and not response_formats(self._op, request.as_tensors)[1]
 
     def _pack_now(self, request: RequestState, data: ChannelData) -> Any:
-        """Return what our own ResponseOp makes of an answer that is not large."""
+        """Return the response of our own ResponseOp to an answer that is not large."""
         try:
             is_plain = data.error is None and self.goes_plain(request)
             plain = pack_plain(data.payload) if is_plain else None
             return plain or self._op.pack_response_package(data)
-        except Exception as error:  # ours, on an answer of any type: that caller is told
+        # our own pack failed on an answer of some type: tell that client
+        except Exception as error:
             return packing_error(request, package_error(error))
 
     def _pack_large(self, data: ChannelData) -> Any:
-        """Return what our own ResponseOp makes of a large answer, or an error, in a thread."""
+        """Return the response of our own ResponseOp to a large answer, or an error; runs in a
+        thread.
+        """
         try:
             return pack_large(
                 data.payload, *response_formats(self._op, data.as_tensors), self._limits
@@ -376,7 +384,7 @@ class Packer(PackRunner):
 def _pass(
     packed: Callable[[RequestState, Any], None], request: RequestState, response: Any
 ) -> None:
-    """Pass on a response, or that of an error."""
+    """Pass on a response; an error becomes a response first."""
     if isinstance(response, PipelineError):
         response = packing_error(request, response)
     packed(request, response)

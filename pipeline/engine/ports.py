@@ -1,4 +1,4 @@
-"""Ports: what an Op's dispatcher is to those below it, and what it needs of those above it."""
+"""Ports: what a dispatcher offers to the layers below it, and what it needs from above."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline.op import Op
 
 
 class TripStop(Protocol):
-    """Something that a trip comes past: an Op, or the RequestOp or ResponseOp of a user."""
+    """A step of a trip: an Op, or the user's RequestOp or ResponseOp."""
 
     op: Op
     name: str
@@ -35,20 +35,20 @@ class TripStop(Protocol):
     links: Links
 
     def enqueue(self, request: RequestState, slot: str, part: Any) -> None:
-        """Take what came here, where the trip has ended before."""
+        """Take the answer of the step before, if the trip ended there."""
 
     def count(self, run: Any) -> Any:
-        """Take note that a step is a job of its worker from now on."""
+        """Note that a worker runs this step from now on."""
 
     def route(self, request: RequestState, answer: Any) -> None:
-        """Pass on what came of a request here, where the trip has ended with it."""
+        """Pass on the answer of this step, if the trip ended with it."""
 
 
 class PackStop(TripStop, Protocol):
     """A user's ResponseOp at the end of trips."""
 
     def step(self, items: Sequence[Item]) -> Any:
-        """Return the job of the last answer of a trip, which is the only input of its item."""
+        """Return the job for the last answer of a trip, which is the only input of its item."""
 
 
 class OpNode(Recipient, TripStop, FilteredDispatcher, Protocol):
@@ -75,20 +75,21 @@ class OpNode(Recipient, TripStop, FilteredDispatcher, Protocol):
 
 
 Receiver = tuple[OpNode, tuple[OpNode, ...]]
-"""An Op that gets an answer, and those that read the same and are entered with it."""
+"""An Op that gets an answer, and the Ops that read the same answer and are entered together with
+it."""
 
 
 def alone(nodes: Iterable[OpNode]) -> tuple[Receiver, ...]:
-    """Return receivers of which each is entered by itself."""
+    """Return a receiver for each node, entered alone."""
     return tuple((node, ()) for node in nodes)
 
 
 class LoopEdge(msgspec.Struct, frozen=True, eq=False):
-    """A way back from an Op to one that leads to it.
+    """An edge back from an Op to an Op before it.
 
     Attributes:
         target: the Op that runs again, and gets the answer.
-        below: what runs again after that.
+        below: the Ops that run again after it.
         again: the names of all these.
     """
 
@@ -98,23 +99,23 @@ class LoopEdge(msgspec.Struct, frozen=True, eq=False):
 
 
 class Links(msgspec.Struct, eq=False):
-    """Neighbours of an Op: those that its answers lead to.
+    """The neighbours of an Op in the graph.
 
     Attributes:
-        successors: those that read its answers.
-        receivers: to whom they are handed: each with the others that are entered there with it.
-        below: all that its answers lead to.
-        targets: of its jumps.
-        runs_again: what runs again after it jumped back.
-        begins_laps: those of them that read no other Op.
-        is_target: whether jumps are for it.
-        loops: those of its `loop_to`, by the name of the Op that runs again.
-        is_in_loop: whether one has it run again.
-        answered: its answers so far, errors too.
-        withheld: how many of them each successor did not get.
-        taken: how many went each of the other `ways`.
-        skipped: requests that came past it, for nothing came for it.
-        opens_payloads: whether it has to open what it reads, for its workers cannot.
+        successors: the Ops that read its answers.
+        receivers: the successors to send answers to, each with the Ops that are entered with it.
+        below: all Ops that its answers lead to.
+        targets: targets of its jumps.
+        runs_again: the Ops that run again after it jumped back.
+        begins_laps: those Ops of `runs_again` that read no other Op.
+        is_target: whether another Op jumps to it.
+        loops: the edges of its `loop_to`, by the name of the Op that runs again.
+        is_in_loop: whether a loop makes it run again.
+        answered: the number of its answers, errors included.
+        withheld: how many answers each successor did not get.
+        taken: how many answers went along each loop and jump.
+        skipped: the number of requests that skipped it, because no answer came for it.
+        opens_payloads: whether the server opens its inputs, because its workers cannot.
     """
 
     successors: tuple[OpNode, ...] = ()
@@ -134,7 +135,7 @@ class Links(msgspec.Struct, eq=False):
 
     @property
     def edges(self) -> list[EdgeState]:
-        """Return who got how many of its answers."""
+        """Return how many of its answers each Op got."""
         back = [loop.target for loop in self.loops.values()]
         jumped = [reader for target in self.targets for reader in target.links.successors]
         edges = []
@@ -153,7 +154,7 @@ class CycleTrigger(Protocol):
 
 
 class TripStarts(Protocol):
-    """The trips that are under way; see `trips.Trips`."""
+    """The running trips; see `trips.Trips`."""
 
     def begin(self, leader: OpNode, runs: Sequence[BatchRun]) -> list[Any]: ...
     def begin_alone(self, leader: OpNode, run: Item) -> Trip | Item: ...
@@ -166,7 +167,7 @@ class TripStarts(Protocol):
 
 
 class Router(Protocol):
-    """Router of what comes of requests at Ops; see `executor.Executor`."""
+    """Router of answers; see `executor.Executor`."""
 
     loop: Loop
     receivers: tuple[Receiver, ...]

@@ -17,27 +17,28 @@ from pipeline.errors import (
 
 _LOGGER = logging.getLogger(__name__)
 
-_told: WeakSet[type[ProductError]] = WeakSet()  # classes, of each of which the log tells once
+# the classes that the log has warned about, once each
+_told: WeakSet[type[ProductError]] = WeakSet()
 
 
 def product_error(error: ProductError) -> PipelineError:
-    """Return what is ours of it: a user's own class may fail wherever it is looked at."""
+    """Return an error with the code and text of a user's, whose class may fail in any method."""
     ours = ProductError(code_of(error), described(error))
     ours.head = with_head(error).head
     return ours
 
 
 def with_head(error: PipelineError) -> PipelineError:
-    """Return the error, a product's with the head of the answer that its status and headers say.
+    """Return the error; a ProductError with the head of its status and headers.
 
-    Where they say what no answer can have, a class of old means something else by these names: it
-    is answered as it was before there were heads.
+    If their values are not valid, an old class uses these names for other things: then the answer
+    has no head, as before heads existed.
     """
     if not isinstance(error, ProductError):
         return error
     try:
         error.head = error.head or head_of(error.status, error.headers, *ERROR_STATUSES)
-    except Exception as wrong:  # the user's own class: it may fail wherever it is looked at
+    except Exception as wrong:  # the user's own class may fail in any method
         kind = type(error)
         if kind not in _told:
             _told.add(kind)
@@ -47,8 +48,8 @@ def with_head(error: PipelineError) -> PipelineError:
 
 
 def code_of(error: BaseException) -> int:
-    """Return the code of an error, whatever a user's own class has in its place."""
+    """Return the code of an error, whatever type a user's own class gives it."""
     if isinstance(error, PipelineError):
-        with contextlib.suppress(Exception):  # the user's own class may have it of any type
+        with contextlib.suppress(Exception):  # the user's own class may have any type
             return int(error.code)
     return int(UserCodeError.code)

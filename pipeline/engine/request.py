@@ -1,6 +1,6 @@
-"""RequestState: one request, as an engine knows it; and the sink that takes its answer.
+"""RequestState: the engine's state of one request; and the sink that takes its answer.
 
-Both are changed on the event loop only, but for what a request's unpack finds out.
+Only the event loop changes them, except for what a thread reads while it unpacks a request.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 LAST_ID = 10**18
-"""Data ids begin anew there."""
+"""Data ids start again from 0 here."""
 
-_LATE_SHARE = 0.5  # of its time has passed when a request goes behind the others
+_LATE_SHARE = 0.5  # of its time has passed when a request moves to the back of the queue
 
 
 class ModelView(Protocol):
-    """A model of the server, which a request asks.
+    """A model of this server that a request is for.
 
     Attributes:
-        ops: those of the graph that it is; None: it is one Op alone.
-        begin: begins a request at it.
+        ops: the Ops of its graph; None: the model is a single Op.
+        begin: begins a request to the model.
     """
 
     name: str
@@ -52,23 +52,23 @@ class ModelView(Protocol):
 
 
 class TraceCollector(Protocol):
-    """Takes down what becomes of one request, for a trace."""
+    """Records the progress of one request, for a trace."""
 
     def attach(self, request: RequestState) -> None:
-        """Look at the request, which has just come; `spans` of it are to be the collector's."""
+        """Attach to a new request; its `spans` are the collector's from now on."""
 
     def asks(self, model: ModelView, request_id: str, inputs: Mapping[str, Any]) -> Begin:
-        """Return what begins a request that this one asks of another model."""
+        """Return the `begin` for a request to another model that this request sends."""
 
 
 class Recipient(Protocol):
-    """An Op, as seen by code that hands it requests, or counts how many it got."""
+    """An Op, as seen by code that sends it requests or counts them."""
 
     name: str
     is_dirty: bool
 
     def schedule(self) -> None:
-        """Hand out all batches that should leave now."""
+        """Send all batches that are ready."""
 
     def enqueue(
         self,
@@ -83,14 +83,14 @@ class Recipient(Protocol):
 
 
 class MemberRequests(Protocol):
-    """Requests that were asked for the members of a convoy."""
+    """Requests that were sent to another model for the members of a convoy."""
 
     def leave(self, place: int) -> None:
-        """Take note that the caller of one of them has left."""
+        """Note that the client of the member at `place` has left."""
 
 
 class Members(Protocol):
-    """Requests that one request is; see `convoy.Convoy`."""
+    """The requests in a convoy; see `convoy.Convoy`."""
 
     rows: list[int]
     infos: list[RequestInfo]
@@ -103,11 +103,13 @@ class Members(Protocol):
         self, request: RequestState, numbers: Iterator[int], forget: Callable[[int], None]
     ) -> None: ...
     def following(self, infos: list[RequestInfo]) -> Members: ...
-    def came(self, answer: Any, op: str) -> None: ...
-    def comes_again(self, error: PipelineError | None) -> bool: ...
+    def note_failures(self, answer: Any, op: str) -> None: ...
+    def runs_again(self, error: PipelineError | None) -> bool: ...
     def ending(self, error: PipelineError | None) -> Sequence[int]: ...
     def endings(self, outcome: Any) -> Sequence[bytes]: ...
-    def tell(self, observers: EngineObservers, request: RequestState, target: int) -> bool: ...
+    def report_ends(
+        self, observers: EngineObservers, request: RequestState, target: int
+    ) -> bool: ...
 
 
 class RequestOwner(Protocol):
@@ -123,21 +125,21 @@ class RequestOwner(Protocol):
 
 
 class RequestTarget(msgspec.Struct, frozen=True):
-    """Path of a request that does not just come by the RequestOp and go by the ResponseOp.
+    """Route of a request that does not enter by the RequestOp and leave by the ResponseOp.
 
     Args:
-        op: this Op alone works on it; None: the whole graph.
-        payload: what the RequestOp would have returned, which is not asked then; with `op` its
-            `input_dicts`, or with `raw_inputs` what its `process` is fed.
+        op: only this Op processes it; None: the whole graph does.
+        payload: replaces the result of the RequestOp, which is not called; with `op` its
+            `input_dicts`, or with `raw_inputs` the inputs of its `process`.
         raw_inputs: see `payload`; neither preprocess nor postprocess runs.
-        wants_response: False: the answer is the ChannelData itself, the ResponseOp is not asked.
-        rows: samples that it brings.
-        traceparent: its caller's, as W3C Trace Context writes it; "" for none.
-        is_large: what it brings is too much to be unpacked on the event loop.
-        info: what its caller says beside the data; None: nothing.
+        wants_response: False: the answer is the ChannelData itself; the ResponseOp is not called.
+        rows: number of samples in the request.
+        traceparent: of the client, in W3C Trace Context's form; "" for none.
+        is_large: the request is too large to be unpacked on the event loop.
+        info: the request's id, parameters and so on; None: none.
         is_text: numbers in `payload` came as text, which a schema converts.
-        collector: of what becomes of it; None: it is not traced in a file.
-        convoy: requests that it is, of which `payload` has all samples; None: it is one.
+        collector: records the progress of the request; None: the request is not traced in a file.
+        convoy: the requests whose samples `payload` holds; None: this is a single request.
         takes_views: large bytes in the answer may be memoryviews.
     """
 
@@ -160,12 +162,12 @@ class Phase(enum.IntEnum):
 
     ARRIVED = 0
     QUEUED = 1  # waits to be admitted to the graph
-    ACTIVE = 2  # is unpacked, or worked on by Ops
-    PACKING = 3  # its result is known: whatever is still on its way does not count
-    ENDED = 4  # answered, or its caller has left
+    ACTIVE = 2  # is unpacked, or processed by Ops
+    PACKING = 3  # its result is known; results that come later are dropped
+    ENDED = 4  # answered, or its client has left
 
 
-ARRIVED, QUEUED, ACTIVE, PACKING, ENDED = Phase  # an Enum's own attributes are slow to get at
+ARRIVED, QUEUED, ACTIVE, PACKING, ENDED = Phase  # reading them from the Enum is slow
 
 LEGAL_STEPS: tuple[tuple[Phase, ...], ...] = (
     (QUEUED, ACTIVE, ENDED),  # of ARRIVED
@@ -174,13 +176,14 @@ LEGAL_STEPS: tuple[tuple[Phase, ...], ...] = (
     (ENDED,),  # of PACKING
     (),  # of ENDED
 )
-"""The phases that may follow each; a tuple, since an Enum's hash takes a call of Python's."""
+"""The phases that may follow each phase; a tuple, because an Enum's hash is a call of Python code.
+"""
 
 
 def report_illegal_step(request: RequestState, phase: Phase) -> None:
-    """Log a step that is not legal; the suite raises instead.
+    """Log an illegal step; in tests this raises instead.
 
-    A server goes on: an exception here would lose the other requests of a batch.
+    The server continues: an exception here would lose the other requests of a batch.
     """
     _LOGGER.error(
         "(data_id=%d) illegal step from %s to %s", request.data_id, request.phase.name, phase.name
@@ -191,8 +194,8 @@ class RequestDetours(msgspec.Struct, eq=False):
     """Jumps and loops of one request.
 
     Attributes:
-        settled: targets of jumps that have answered, or for which a jump stood in.
-        laps: how often jumps back and loops have had an Op run again.
+        settled: targets of jumps that have answered, or that a jump has answered for.
+        laps: how often jumps back and loops made each Op run again.
         loops: how often each Op has looped.
     """
 
@@ -204,19 +207,30 @@ class RequestDetours(msgspec.Struct, eq=False):
 class RequestState(msgspec.Struct, eq=False):
     """One request between the frontend and its answer.
 
-    `live` counts the Ops that it is queued at or worked on by. `generation` counts its starts: it
-    is raised by a retry of the whole request and set to `OVER` when its result is known, so that
-    whatever still carries an older number is dropped. `timeout_s` is what its caller gives;
-    `asked_at`, which is known if there is a deadline, and `deadline` are in `time.monotonic`. The
-    times are `time.monotonic_ns`, see `engine.journal.REQUEST`; the last three are sums over its
-    spans. `spans` has these, packed, where somebody asked for them, its caller if it `is_profiled`;
-    `way` all of them, where it went through all Ops in one go: their TripRows, and what these want
-    of it; the sums have none of them then, see `stages_ns`. `trace` is its own traceparent; "" if
-    it is not traced. `detours`: what it has jumped and looped, if it has. `stream`: where the graph
-    has streams, how far those of this request are. `judged_by`: of the Op that might have refused
-    it before it was admitted.
-    `convoy`: those that it is, if it is several; `count`: how many. `info`: words of its
-    caller beside the data. `head`: what an Op says of the head of its answer.
+    Times in ns are `time.monotonic_ns`, see `engine.journal.REQUEST`; `asked_at` and `deadline` are
+    `time.monotonic`.
+
+    Attributes:
+        timeout_s: the client's own limit.
+        generation: counts the starts: a retry of the whole request raises it, and `OVER` says that
+            the result is known. Answers that carry an older number are dropped.
+        live: the number of Ops that have it in a queue or process it.
+        rows: number of samples.
+        asked_at: the time when it came; set only if there is a deadline.
+        dispatched_ns: when the graph started it.
+        input_ns: a sum over its spans, as are `infer_ns` and `output_ns`; see `stages_ns`.
+        spans: its spans, packed; None: nobody asked for them.
+        is_profiled: whether the client asked for `spans`.
+        trip_rows: all its spans, if one trip ran all Ops: a row form and its times. The sums do not
+            include these.
+        trace: its own traceparent; "" if it is not traced.
+        detours: its jumps and loops; None: none so far.
+        stream: the state of its streams; None: the graph has none.
+        judged_by: the shedder of the Op that could have refused it before it was admitted.
+        convoy: the requests in it; None: it is a single request.
+        count: the number of requests in it.
+        info: the client's parameters, headers and so on.
+        head: what an Op adds to the head of the answer.
     """
 
     OVER: ClassVar[int] = -1
@@ -248,7 +262,7 @@ class RequestState(msgspec.Struct, eq=False):
     output_ns: int = 0
     spans: list[bytes] | None = None
     is_profiled: bool = False
-    way: tuple[TripRowForm, tuple[int, ...]] | None = None
+    trip_rows: tuple[TripRowForm, tuple[int, ...]] | None = None
     trace: str = ""
     detours: RequestDetours | None = None
     stream: RequestStream | None = None
@@ -259,33 +273,33 @@ class RequestState(msgspec.Struct, eq=False):
     head: AnswerHead | None = None
 
     def detoured(self) -> RequestDetours:
-        """Return its jumps and loops, which may be its first."""
+        """Return its jumps and loops; create them at the first."""
         self.detours = detoured = self.detours or RequestDetours()
         return detoured
 
     def lap(self, node: Recipient) -> int:
-        """Return how often an Op runs again for it, now."""
+        """Return the number of its current lap at an Op."""
         return 0 if self.detours is None else self.detours.laps[node]
 
     def stages_ns(self) -> tuple[int, int, int]:
-        """Return the sums over its spans, once it has ended."""
-        if self.way is not None:
-            (rows, times), self.way = self.way, None
+        """Return the sums over its spans; call this after its end."""
+        if self.trip_rows is not None:
+            (rows, times), self.trip_rows = self.trip_rows, None
             rows.add_times(self, times)
         return self.input_ns, self.infer_ns, self.output_ns
 
     def advance(self, phase: Phase) -> None:
-        """Go on to `phase`."""
+        """Change its phase."""
         if phase not in LEGAL_STEPS[self.phase]:
             report_illegal_step(self, phase)
         self.phase = phase
 
     def cancel(self) -> None:
-        """Drop the request, whose caller has left; does nothing once it is answered."""
+        """Drop the request, whose client has left; does nothing if it has ended."""
         self.engine.cancel(self)
 
-    def tell(self, answer: Any, error: PipelineError | None) -> None:
-        """End the sink with an answer, and its head, or with what tells an error."""
+    def end_sink(self, answer: Any, error: PipelineError | None) -> None:
+        """End the sink with an answer and its head, or with the answer of an error."""
         if error is not None:
             self.sink.fail(with_head(error))
         elif self.head is not None:
@@ -293,27 +307,27 @@ class RequestState(msgspec.Struct, eq=False):
         self.sink.end(answer)
 
     def took_part(self, count: int = 1) -> None:
-        """Take note that parts of the answer are on their way to the caller: others may follow."""
+        """Note that parts of the answer were sent to the client: more may follow."""
         stream = self.stream
         if stream is not None and stream.out is not None and self.phase is ACTIVE:
             stream.out.took(self, count=count)
 
     def blame(self, error: PipelineError, outcome: Outcome) -> None:
-        """Take down why the request fails, unless it has failed before."""
+        """Record why the request fails, unless it has failed already."""
         if self.error is None:
             self.error, self.outcome = error, outcome
 
     def is_late(self, now: float, span_s: float = 0.0) -> bool:
-        """Return whether newer requests go first; see `is_late`."""
+        """Return whether newer requests go before it; see the function `is_late`."""
         deadline = self.deadline
         return deadline is not None and is_late(now, self.asked_at, deadline, span_s)
 
 
 def is_late(now: float, asked_at: float, deadline: float, span_s: float = 0.0) -> bool:
-    """Return whether a request has waited so long that all others go first, newer late ones too.
+    """Return whether a request has waited so long that all others go before it.
 
-    Who has used up half of the time, or has less left than a span takes, would be too late as a
-    rule, and make all behind it late too.
+    A request that has used half of its time, or has less left than one run of the Op takes
+    (`span_s`), would usually miss its deadline, and make all requests behind it miss theirs.
     """
     return now >= min(asked_at + (deadline - asked_at) * _LATE_SHARE, deadline - span_s)
 
@@ -321,36 +335,36 @@ def is_late(now: float, asked_at: float, deadline: float, span_s: float = 0.0) -
 class ResponseSink(Protocol):
     """Receiver of a request's answer, on the event loop; it must not block.
 
-    A sink is ended once, maybe before `Engine.begin` returns, and gets nothing after that. The
-    sink of a request that was cancelled gets nothing at all. Parts come only to those whose
-    `takes_parts` is true, and never before `Engine.begin` has returned; for each of them
-    `took_part` of the request is to be called, or there are no more.
+    A sink is ended once, maybe before `Engine.begin` returns, and gets nothing after that. The sink
+    of a cancelled request gets nothing. Only a sink whose `takes_parts` is true gets parts, and
+    only after `Engine.begin` has returned. After each part the sink's owner calls `took_part` of
+    the request; without that call no more parts come.
     """
 
     @property
     def is_ours(self) -> bool:
-        """Return whether the server itself asks: it reads errors in full."""
+        """Return whether the server itself is the client: such a sink gets errors in full."""
 
     @property
     def takes_parts(self) -> bool:
-        """Return whether it takes the parts of a stream; else they come as one answer."""
+        """Return whether it takes the parts of a stream; otherwise they come as one answer."""
 
     def say(self, head: AnswerHead) -> None:
-        """Take what user code says of the answer's head; the end follows at once."""
+        """Take the head that user code gives the answer; `end` follows at once."""
 
     def fail(self, error: PipelineError) -> None:
-        """Take the error why there is no answer; the end, which tells it, follows at once.
+        """Take the error of a failed request; `end` follows at once with its answer.
 
-        Its text is not for callers: what they may read is in the end.
+        The text of `error` is not for clients: `end` gets the text that they may read.
         """
 
     def add(self, answers: Sequence[Any]) -> None:
-        """Take answers of a stream, in order, that are there at once; others follow, or the end."""
+        """Take answers of a stream, in order; others follow, or the end."""
 
     def end(self, answer: Any) -> None:
-        """Take the last answer, which of a unary request is the only one, or an error's.
+        """Take the last answer: of a unary request the only one, or an error's.
 
-        None: the answer was a stream, all of whose parts were given.
+        None: the answer was a stream, and all of its parts were given.
         """
 
 
@@ -358,14 +372,14 @@ class RequestHandle(Protocol):
     """A request that has begun."""
 
     def cancel(self) -> object:
-        """Drop the request, whose caller has left; does nothing once it is answered."""
+        """Drop the request, whose client has left; does nothing if it has ended."""
 
 
 class StreamHandle(RequestHandle, Protocol):
-    """A request that has begun, and may be answered in parts."""
+    """A request that has begun and may be answered in parts."""
 
     def took_part(self, count: int = 1) -> None:
-        """Take note that parts of the answer are on their way to the caller: others may follow."""
+        """Note that parts of the answer were sent to the client: more may follow."""
 
 
 Begin = Callable[[Any, float | None, RequestTarget | None, ResponseSink], RequestHandle]
@@ -373,17 +387,17 @@ Begin = Callable[[Any, float | None, RequestTarget | None, ResponseSink], Reques
 
 
 class SinkBase:
-    """Base of the sinks of callers whose answers have no head."""
+    """Base of the sinks of clients whose protocol has no head for answers."""
 
     __slots__ = ()
 
     is_ours: ClassVar[bool] = False
 
     def say(self, head: AnswerHead) -> None:
-        """Ignore it."""
+        """Ignore the head."""
 
     def fail(self, error: PipelineError) -> None:
-        """Take the head that the error says."""
+        """Take the head of the error."""
         if error.head is not None:
             self.say(error.head)
 
@@ -396,12 +410,12 @@ class UnarySink(SinkBase):
     takes_parts: ClassVar[bool] = False
 
     def add(self, answers: Sequence[Any]) -> None:
-        """Refuse what a unary request never gets."""
+        """Raise TypeError: a unary request never gets parts."""
         raise TypeError("a unary request has one answer")
 
 
 class StreamSink(SinkBase):
-    """Base of the sinks that take the parts of a stream, each as it comes."""
+    """Base of the sinks that take each part of a stream when it comes."""
 
     __slots__ = ()
 
@@ -409,9 +423,10 @@ class StreamSink(SinkBase):
 
 
 class AnswerFuture(UnarySink, asyncio.Future[Any]):
-    """Sink of a request whose answer is awaited; whoever cancels the future cancels the request.
+    """Sink that is a future of the answer; to cancel the future cancels the request.
 
-    `head`: what user code says of the answer's head; None: nothing. `failure`: why there is none.
+    `head`: what user code adds to the answer's head; None: nothing. `failure`: why there is no
+    answer.
     """
 
     __slots__ = ("failure", "head", "request")
@@ -421,20 +436,20 @@ class AnswerFuture(UnarySink, asyncio.Future[Any]):
     request: RequestHandle | None
 
     def end(self, answer: Any) -> None:
-        """Give it to who waits, and let go of the request: inputs may lie in scarce memory."""
+        """Set the result, and drop the request: its inputs may lie in scarce memory."""
         self.request = None
         self.set_result(answer)
 
     def say(self, head: AnswerHead) -> None:
-        """Keep it."""
+        """Keep the head."""
         self.head = head
 
     def fail(self, error: PipelineError) -> None:
-        """Keep it."""
+        """Keep the error and its head."""
         self.failure, self.head = error, error.head
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the request, too, and let go of it."""
+        """Cancel the request also, and drop it."""
         was_pending = super().cancel(msg)
         if was_pending and (request := getattr(self, "request", None)) is not None:
             self.request = None
@@ -449,7 +464,7 @@ def ask(
     target: RequestTarget | None = None,
     loop: asyncio.AbstractEventLoop | None = None,
 ) -> AnswerFuture:
-    """Begin a request whose answer is awaited."""
+    """Begin a request and return the future of its answer."""
     answer = AnswerFuture(loop=loop)
     answer.head = answer.failure = None
     request = begin(raw, timeout_s, target, answer)

@@ -1,8 +1,8 @@
-"""Checks of requests and answers by their schemas, where the RequestOp or ResponseOp has one.
+"""Checks of requests and answers by their schemas, if the RequestOp or ResponseOp has one.
 
-They stand in the places of the RequestOp and the ResponseOp, behind every frontend. What is large,
-or may run code of the user's, is checked in their threads. Chosen when an engine is made: without
-a schema nothing of this is there.
+They replace the Unpacker and the delivery of answers, after every frontend. Large values, and
+schemas that may run user code, are checked in the threads of these Ops. The classes are chosen when
+an engine is made: without a schema none of this is used.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def unpacker_of(
 
 
 def completing(op: ResponseOp, complete: Complete, packer: Callable[[], Packer]) -> Complete:
-    """Return what takes the last Op's answers, and errors in their place."""
+    """Return the function that takes the last Op's answers and errors."""
     schema = op.pipeline_schema
     return complete if schema is None else AnswerCheck(schema, complete, packer)
 
 
 def delivery_of(op: ResponseOp, plan: StreamPlan | None, *args: Any) -> StreamDelivery | None:
-    """Return the way of streams out of a graph; None for one that has none."""
+    """Return the delivery of a graph's streams; None: it has no streams."""
     if plan is None or op.pipeline_schema is None:
         return StreamDelivery.made(plan, *args)
     return CheckedDelivery(op.pipeline_schema, plan, *args)
@@ -56,12 +56,12 @@ def _is_at_once(schema: BoundSchema, values: Any) -> bool:
     """Return whether values can be checked on the event loop."""
     try:
         return schema.is_quick and is_short(values)
-    except RecursionError:  # a thread finds out as well, and that caller is told
+    except RecursionError:  # a thread gets the same error, and reports it to the client
         return False
 
 
 def _checked(check: Callable[[dict[str, Any]], dict[str, Any]], values: dict[str, Any]) -> Any:
-    """Return what a check makes of values, or the error; it raises nothing."""
+    """Return the checked values, or an error; raises nothing."""
     try:
         return check(values)
     except PackageError as error:
@@ -69,12 +69,12 @@ def _checked(check: Callable[[dict[str, Any]], dict[str, Any]], values: dict[str
         return error
     except PipelineError as error:
         return error
-    except Exception as error:  # a bug of ours: that request is told
+    except Exception as error:  # a defect of this library: that request fails
         return UserCodeError(f"a schema could not be applied: {described(error)}")
 
 
 class CheckedUnpacker(Unpacker):
-    """Unpacker whose payloads a schema checks, however they came."""
+    """Unpacker whose payloads are checked by a schema, whatever their protocol."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class CheckedUnpacker(Unpacker):
     ) -> None:
         super().__init__(op, make_workers, self._take_text, complete)
         self.given: Complete = self._take_given
-        self._go_on = unpacked
+        self._take_checked = unpacked
         self._schema = schema
         self._check_text = functools.partial(
             _checked, functools.partial(schema.check, is_text=True)
@@ -94,14 +94,14 @@ class CheckedUnpacker(Unpacker):
         self._check_values = functools.partial(_checked, schema.check)
 
     def _take_text(self, request: RequestState, payload: Any) -> None:
-        """Check what came by the pipeline's own form, in which numbers are text."""
+        """Check a payload of the pipeline protocol, whose numbers are text."""
         self._check(request, payload, self._check_text)
 
     def _take_given(self, request: RequestState, payload: Any) -> None:
-        """Check what a frontend has unpacked, unless it is for one Op."""
+        """Check a payload that a frontend has unpacked, unless it is for one Op."""
         target = request.target
         if target is not None and target.op is not None:
-            self._go_on(request, payload)
+            self._take_checked(request, payload)
         else:
             is_text = target is not None and target.is_text
             self._check(request, payload, self._check_text if is_text else self._check_values)
@@ -120,15 +120,15 @@ class CheckedUnpacker(Unpacker):
         if isinstance(payload, PipelineError):
             self.end(request, payload)
         else:
-            self._go_on(request, payload)
+            self._take_checked(request, payload)
 
 
 class AnswerCheck:
-    """Takes the last Op's answers instead of an engine, and gives it those that fit.
+    """Replaces `Engine._complete`: checks the last Op's answers before it.
 
     Args:
         complete: the engine's.
-        packer: returns whose threads check what is large.
+        packer: returns the packer, whose threads check large values.
     """
 
     def __init__(
@@ -149,20 +149,20 @@ class AnswerCheck:
         elif _is_at_once(self._schema, values):
             self._complete(request, self._check(values))
         else:
-            request.live += 1  # it is under way, though at no Op
+            request.live += 1  # it is active, although no Op has it
             done = functools.partial(self._done, request.generation)
             job = PackJob(request, self._check, values, done, answer)
             self._packer().workers.submit([job])
 
     def _done(self, generation: int, request: RequestState, answer: Any) -> None:
-        """Go on with what a thread has checked, unless the request started anew meanwhile."""
+        """Continue with the result of a thread, unless the request has started again."""
         if request.generation == generation:
             request.live -= 1
             self._complete(request, answer)
 
 
 class CheckedDelivery(StreamDelivery):
-    """StreamDelivery whose parts a schema checks, each like an answer."""
+    """StreamDelivery whose parts are checked by a schema, each like an answer."""
 
     def __init__(self, schema: BoundSchema, *args: Any) -> None:
         super().__init__(*args)
@@ -190,15 +190,15 @@ class CheckedDelivery(StreamDelivery):
 
     def _pass_checked(self, request: RequestState, stream: RequestStream, values: Any) -> None:
         if isinstance(values, PipelineError):
-            self._ways.complete(request, values)
+            self._ends.complete(request, values)
         else:
             super()._pass(request, stream, Bundle([values]))
 
     def _part_checked(self, request: RequestState, values: Any) -> None:
-        """Go on with a part that a thread has checked."""
+        """Continue with a part that a thread has checked."""
         stream = request.stream
         if stream is None or request.phase is not ACTIVE:
             return
         stream.is_packing = False
         self._pass_checked(request, stream, values)
-        self._go_on(request, stream)
+        self._process_waiting(request, stream)

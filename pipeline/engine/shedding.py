@@ -1,8 +1,8 @@
-"""Shedding: who would wait in a queue for longer than it has time for, and so is refused.
+"""Shedding: refuses requests that would wait in a queue for longer than their deadlines allow.
 
-A queue is judged by what leaves it a second while more wait than can be begun; one that keeps up
-refuses nobody. Each level of priority is a queue of its own, for who comes at one goes before all
-that wait at the next. Plain code of (state, now).
+A queue is judged by how many requests leave it per second while more wait than can begin. A queue
+that keeps up refuses no request. Each level of priority is a queue of its own, because a request of
+one level goes before all requests of the next. Plain code of (state, now).
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
 Shed = TypeVar("Shed", bound=OverloadedError)
 
-_MIN_SEEN = 8  # requests that have to leave before anybody is refused
+_MIN_SEEN = 8  # requests that have to leave before any is refused
 _MIN_SPANS = 3.0  # ... in at least the time of so many spans at the Op
-_LONG_S, _LONG_SPANS = 1.0, 4.0  # what is measured fades in this time, and not before so many spans
+# measured values fade in this time, or in the time of so many spans if that is longer
+_LONG_S, _LONG_SPANS = 1.0, 4.0
 _SHORT_S, _SHORT_SPANS = 0.1, 1.0
-_FASTER = 1.5  # times the usual count is no accident
-_MAX_GAP_S = 1.0  # of a queue that is there again and again
-_BURST_SHARE, _QUEUE_SHARE = 0.9, 0.4  # of a request's time may pass before it is answered
-_MIN_PER_S = 1e-9  # what was measured may fade to nothing
-_MAX_OVER_S = 60.0  # nobody is told to come back later than that: nothing is known so far ahead
-_MOST_LEVELS = 64  # that are kept though nobody waits there: callers choose theirs
+_FASTER = 1.5  # times the long-term rate is significant
+_MAX_GAP_S = 1.0  # between two periods in which a queue is backed up, to count as one
+_BURST_SHARE, _QUEUE_SHARE = 0.9, 0.4  # of a request's time may pass before its answer
+_MIN_PER_S = 1e-9  # the measured rate may fade to nothing
+_MAX_OVER_S = 60.0  # the longest retry-after; nothing is known further ahead
+_MOST_LEVELS = 64  # kept although they are empty: clients choose their levels
 
 
 class _Rate:
-    """A count a second that fades."""
+    """A rate per second, whose old values fade."""
 
     def __init__(self) -> None:
         self._count = self._seconds = 0.0
@@ -41,7 +42,7 @@ class _Rate:
     def passes(self, seconds: float, window_s: float) -> None:
         kept = math.exp(-seconds / window_s)
         self._count *= kept
-        # As if the count came evenly: so much of the time before it counts as well.
+        # The time before counts with the same weight as the count.
         self._seconds = self._seconds * kept + window_s * (1 - kept)
 
     def add(self) -> None:
@@ -53,21 +54,20 @@ class _Rate:
 
 
 class Throughput:
-    """Count of the requests a second that leave a queue while more wait than can be begun.
+    """Rate of the requests that leave a queue while more wait than can begin.
 
-    The count over a second; or that over a tenth of one, where it is so much higher that the
-    service became faster. Both last longer where a span at an Op does: of a batch all come at the
-    same time.
+    The rate is measured over a second; or over a tenth of a second, if that is so much higher that
+    the service has become faster. Both periods are longer if a span at the Op takes longer, because
+    all requests of a batch leave together.
 
     Attributes:
-        since: when more were waiting first, but for short gaps; None: they are not, or were not
-            for long.
-        seen: requests that left since then, those of other levels too.
-        is_backed_up: whether more waited, at the last look, than could be begun.
-        span_s: what a span at the Op took, at the last look.
-        served_at: when it was last looked after one had left.
-        usual_per_s: how many a second it was then; each of them halves it at most, so that the
-            first one behind a single slow span does not say that all are slow.
+        since: when the queue was first backed up, ignoring short gaps; None: it has not been.
+        seen: requests that left since then, including other levels.
+        is_backed_up: whether more requests waited than could begin, when last measured.
+        span_s: how long a span at the Op took, when last measured.
+        served_at: when it was last measured after a request had left.
+        usual_per_s: the rate at that time. One measurement lowers it at most to a half, so that one
+            slow span does not make all look slow.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Throughput:
         self._long, self._short = _Rate(), _Rate()
 
     def look(self, now: float, is_backed_up: bool, span_s: float) -> None:
-        """Take down how it stands when all was begun that can be."""
+        """Measure, after all requests that can begin have begun."""
         self.passes(now)
         if is_backed_up and not self.is_backed_up:
             if self.since is None or now - self._until > _MAX_GAP_S:
@@ -93,7 +93,7 @@ class Throughput:
         self.is_backed_up, self.span_s = is_backed_up, span_s
 
     def passes(self, now: float) -> None:
-        """Take down that time passed and nothing changed."""
+        """Note that time has passed without a change."""
         if self.is_backed_up:
             seconds = now - self._until
             self._long.passes(seconds, max(_LONG_S, _LONG_SPANS * self.span_s))
@@ -104,7 +104,7 @@ class Throughput:
                 self.usual_per_s = max(self._long.per_s, self.usual_per_s / 2)
 
     def served(self, is_own: bool = True) -> None:
-        """Take down that a request has left; one of another level: that it could not."""
+        """Note that a request has left; if not `is_own`, a request of another level."""
         if self.is_backed_up:
             self.seen += 1
             if is_own:
@@ -121,16 +121,17 @@ class Throughput:
 def seconds_over(
     throughput: Throughput, now: float, ahead: int, time_left_s: float, passed_s: float = 0.0
 ) -> float | None:
-    """Return by how much a request that comes now would be late; None: it may be in time.
+    """Return by how many seconds a new request would be late; None: it may be in time.
 
-    A queue that not so many have left yet as can in that time may be a burst, and all of it may be
-    in time. One that is there still after that many will stay: it is kept short. Who has time is
-    not refused because nobody left for a while: one slow span ends.
+    As long as fewer requests have left the queue than can leave in the request's time, the queue
+    may be a burst, and all may be in time. A queue that stays longer is persistent, and is kept
+    short. A request with enough time is not refused because none has left for some time: a slow
+    span ends.
 
     Args:
         throughput: of the queue, as it is now.
-        ahead: requests that are before it.
-        time_left_s: of the one that comes.
+        ahead: requests that come before this one.
+        time_left_s: of the new request.
         passed_s: of its time, before it came here.
     """
     since = throughput.since
@@ -142,23 +143,23 @@ def seconds_over(
     if now - throughput.served_at < time_left_s * _QUEUE_SHARE:
         per_s = max(per_s, throughput.usual_per_s)
     is_burst = throughput.seen < per_s * time_left_s
-    part = _BURST_SHARE if is_burst else _QUEUE_SHARE
+    share = _BURST_SHARE if is_burst else _QUEUE_SHARE
     takes_s = (ahead + 1) / max(per_s, _MIN_PER_S) + throughput.span_s
-    over_s = passed_s + takes_s - (passed_s + time_left_s) * part
+    over_s = passed_s + takes_s - (passed_s + time_left_s) * share
     return min(over_s, _MAX_OVER_S) if over_s > 0 else None
 
 
 class Shedder:
-    """Judge of those who come to an Op: whether their turn comes in their time.
+    """Decides whether a request that comes to an Op can run before its deadline.
 
     Args:
-        op_name: for what they are told.
-        scheduler: the Op's, which knows who waits.
-        load: of its workers.
-        least: requests at a level that are so many that they cannot all begin.
+        op_name: for error texts.
+        scheduler: of the Op; it knows the waiting requests.
+        load: of the Op's workers.
+        least: at least this many requests at a level cannot all begin.
 
     Attributes:
-        is_on: whether anybody with a deadline has come so far; else nothing is measured.
+        is_on: whether any request with a deadline has come; otherwise nothing is measured.
     """
 
     def __init__(self, op_name: str, scheduler: Scheduler, load: Load, least: int) -> None:
@@ -172,7 +173,7 @@ class Shedder:
     def refusal(self, request: RequestState, now: float, before: int = 0) -> TooLateError | None:
         """Return why a request that comes to the Op now is refused; None: it is not.
 
-        `before`: others that will come before it.
+        `before`: other requests that will come before it.
         """
         self.is_on = True
         level = self._scheduler.level_of(request)
@@ -189,7 +190,7 @@ class Shedder:
     def refusal_here(self, request: RequestState, now: float) -> TooLateError | None:
         """Return why a request that has come to the Op is refused; None: it is not.
 
-        A sequence that has begun goes on: Ops before this one may have made the step.
+        A sequence that has begun continues, because Ops before this one may have made the step.
         """
         info = request.info
         if request.judged_by is self or (info.sequence_id and not info.sequence_start):
@@ -197,14 +198,14 @@ class Shedder:
         return self.refusal(request, now)
 
     def began(self, items: Iterable[Item]) -> None:
-        """Take down who leaves the queue, as a batch that was cut."""
+        """Note the items that leave the queue as a batch."""
         for item in items:
             own = self._scheduler.level_of(item.request)
             for level, throughput in self._levels.items():
                 throughput.served(level == own)
 
     def look(self, now: float) -> None:
-        """Take down how it stands when all was begun that can be."""
+        """Measure each level, after all requests that can begin have begun."""
         waiting, levels = self._scheduler.levels(), self._levels
         for level, count in waiting.items():
             if level in levels or count >= self._least:
@@ -224,8 +225,8 @@ def too_late(
     ahead: int,
     where: str = "",
 ) -> Shed | None:
-    """Return the error of a request with a deadline that comes to a queue now; None: it may."""
-    assert request.deadline is not None, "else it is not judged"
+    """Return the error for a request with a deadline that comes to a queue; None: it may wait."""
+    assert request.deadline is not None, "the caller checks it"
     left_s = request.deadline - now
     over_s = seconds_over(throughput, now, ahead, left_s, now - request.asked_at)
     if over_s is None:

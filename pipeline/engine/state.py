@@ -1,4 +1,4 @@
-"""EngineState: numbers of an engine right now, for metrics, the dashboard and tests."""
+"""EngineState: current numbers of an engine, for metrics, the dashboard and tests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import msgspec
 class WorkersState(msgspec.Struct, frozen=True, array_like=True):
     """The workers of one Op.
 
-    `wanted` are configured, `up` take jobs, `busy` of them have one. `stuck` threads were given up
-    and have not come back. `restarts` counts those that were replaced since the start.
+    Attributes:
+        wanted: workers that are configured.
+        up: workers that take jobs.
+        busy: workers that have a job.
+        stuck: threads that were given up and have not returned.
+        restarts: workers that were replaced since the start.
     """
 
     kind: str
@@ -21,9 +25,9 @@ class WorkersState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EdgeState(msgspec.Struct, frozen=True, array_like=True):
-    """Answers of one Op that the Op `to` got, and those that it did not: they went elsewhere.
+    """Answers of one Op that the Op `to` got (`sent`), and that went elsewhere (`absent`): totals.
 
-    Beside those that read it `to` may be one that it loops to, or jumps to.
+    `to` reads the Op, or is a target of its loops or jumps.
     """
 
     to: str
@@ -32,12 +36,18 @@ class EdgeState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SequencesState(msgspec.Struct, frozen=True, array_like=True):
-    """The sequences of one Op: `live`, those of them in the `backlog`; `slots`, those in use.
+    """The sequences of one Op.
 
-    The others count those that are over, since the start: `ended`: their last request has run;
-    `reaped`: they have lost their slots for idleness; `lost`: with their worker; `cut`: a request
-    of them was cancelled or came to nothing, their time in the backlog was over, or they began
-    anew.
+    Attributes:
+        live: sequences that have not ended.
+        backlog: live sequences that wait for a slot.
+        slots: all slots.
+        used: slots that have a sequence.
+        reaped: sequences that lost their slots because they were idle.
+        ended: sequences whose last request has run.
+        lost: sequences that were lost with their worker.
+        cut: sequences that ended early: a request was cancelled or failed, the time in the backlog
+            was over, or the sequence began again.
     """
 
     live: int = 0
@@ -51,16 +61,21 @@ class SequencesState(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def begun(self) -> int:
-        """Sequences since the start."""
+        """Return the number of sequences since the start."""
         return self.live + self.ended + self.reaped + self.lost + self.cut
 
 
 class OpState(msgspec.Struct, frozen=True, array_like=True):
-    """One Op: requests that wait for parts (`joining`), are ready (`queued`), are worked on.
+    """One Op.
 
-    `group` names the Ops that run in one go now, this one among them; empty: it goes by itself.
-    What they work on counts as running at the first of them. `skipped`: requests of which nothing
-    came for it, since the start; so are the `edges`. `sequences`: None: it has none.
+    Attributes:
+        joining: requests that wait for parts.
+        queued: requests that are ready.
+        running: requests that workers process; requests of a group count at its first Op.
+        group: the names of the Ops that one thread now runs in a row, this Op included; empty: the
+            Op runs alone.
+        skipped: requests that skipped the Op since the start, as no answer came for it.
+        sequences: None: it has none.
     """
 
     name: str
@@ -75,7 +90,13 @@ class OpState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineState(msgspec.Struct, frozen=True, array_like=True):
-    """The whole engine. `inside` the graph, `waiting` for admission; the others are totals."""
+    """The whole engine.
+
+    Attributes:
+        inside: requests in the graph.
+        waiting: requests that wait for admission.
+        accepted: requests that were admitted or queued since the start; `rejected`: refused.
+    """
 
     is_ready: bool
     inside: int

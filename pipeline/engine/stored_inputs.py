@@ -1,4 +1,4 @@
-"""StoredInputs: inputs of requests that are in a store, fetched before any Op reads them."""
+"""StoredInputs: inputs of requests that are in a store; fetched before any Op reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Dispatch = Callable[[RequestState, Any], None]
 
 
 class StoredInputs:
-    """Way of requests into a graph, which has arrays put in the place of their references.
+    """Replaces references in requests by the arrays in a store, before the graph gets them.
 
     Args:
         max_bytes: of the inputs of one request.
@@ -33,17 +33,17 @@ class StoredInputs:
         self._pool = DaemonThreads(_THREADS, "pipeline-stored")
 
     def bound(self, dispatch: Dispatch, complete: Dispatch) -> Dispatch:
-        """Return what takes requests and their inputs.
+        """Return a function that takes requests and their inputs.
 
         Args:
-            dispatch: takes a request whose inputs are all there.
-            complete: takes one of which an input is not, and the reason.
+            dispatch: takes a request that has all of its inputs.
+            complete: takes a request without an input, and the error.
         """
         self._dispatch_now, self._complete = dispatch, complete
         return self._dispatch
 
     def _dispatch(self, request: RequestState, payload: Any) -> None:
-        """Pass on a request at once, or when what it refers to is there."""
+        """Pass on a request, at once or after its references were fetched."""
         references = (
             {name: value for name, value in payload.items() if is_reference(value)}
             if type(payload) is dict
@@ -56,9 +56,9 @@ class StoredInputs:
         future.add_done_callback(partial(self._told, request, payload))
 
     def _fetch(self, request: RequestState, references: Mapping[str, str]) -> dict[str, Any]:
-        """Return the arrays; in a thread. None of a request that has ended meanwhile.
+        """Return the arrays; in a thread. Stops if the request has ended meanwhile.
 
-        All together have no more bytes than one may: a thousand references may be to one value.
+        The limit applies to all arrays together, because a thousand references may name one value.
         """
         arrays: dict[str, Any] = {}
         left = self._max_bytes
@@ -82,11 +82,11 @@ class StoredInputs:
             return
         error = future.exception()
         if error is None:
-            request.as_tensors = True  # who sends arrays gets arrays
+            request.as_tensors = True  # a client that sends arrays gets arrays
             self._dispatch_now(request, {**payload, **future.result()})
         elif isinstance(error, PipelineError):
             self._complete(request, error)
-        else:  # a plug-in's
+        else:  # an error of a plug-in
             self._complete(request, PredictorError(f"payload_store: {described(error)}"))
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class StoredInputs:
 
 
 def check_has_no_schema(op: RequestOp) -> None:
-    """Raise ConfigError where a schema would see a reference in the place of an array."""
+    """Raise ConfigError if a schema would see a reference in the place of an array."""
     if op.pipeline_schema is not None:
         raise ConfigError(
             "payload_store: the RequestOp has a schema, which wants the arrays themselves: leave "

@@ -1,4 +1,4 @@
-"""The seam between the dispatcher and where stages run: thread, process, cluster."""
+"""The interface between the dispatcher and workers: threads, processes, a cluster."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Job(Protocol):
 
     @property
     def worker(self) -> int | None:
-        """The number of the worker that has to run it, if they are addressable; None: any."""
+        """The number of the worker that has to run it, if workers are addressable; None: any."""
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None: ...
 
 
 class Worker(Protocol):
-    """View of a worker, as the dispatcher has it.
+    """A worker, as the dispatcher sees it.
 
     Attributes:
         number: its place among the Op's workers, from 0.
-        job: that it works on.
-        job_started: `time.monotonic` of when it took up `job`; None if it did not yet.
-        call_started: `time.monotonic` of the running call of `process`, if one is running.
+        job: the job that it has.
+        job_started: `time.monotonic` when it began `job`; None if it has not begun.
+        call_started: `time.monotonic` of the running call of `process`; None: no call runs.
     """
 
     @property
@@ -58,17 +58,18 @@ class Workers(Protocol):
     """All workers of one Op. Called on the event loop only. `WorkersBase` has the defaults.
 
     Attributes:
-        memory_domain: what their payloads are read from; LOCAL: plain objects of this process.
-        keeps_progress: whether what a job has got to is seen in the job itself, so that another
-            worker can go on with it; else a job that hangs is started over.
+        memory_domain: the memory of their payloads; LOCAL: plain objects of this process.
+        keeps_progress: whether the job itself shows its progress, so that another worker can
+            continue
+            it; otherwise a job that hangs is started again.
         addressable: whether a job goes to the worker that its `worker` names.
         runs_slices: whether they run a StreamRun slice by slice.
-        ahead: batches that each gets while it is busy, so that it never waits for the next one.
-        takes_convoys: whether the item of a batch may be a Convoy.
-        stream_type: the run of a stream's requests; None: StreamRun.
-        visit_type: the job that they take for a request that goes by itself; None: only batches.
-            Item: they run it, where its Op has no `process`. A subclass: they hand it on.
-        lender: lends idle workers to trips; None: they run no Op but their own.
+        ahead: how many batches each worker gets while it is busy, so that it need not wait.
+        takes_convoys: whether an item of a batch may be a convoy.
+        stream_type: the class of a stream's runs; None: StreamRun.
+        visit_type: the job for a request that skips the scheduler; None: they take only batches.
+            Item: they run it, if its Op has no `process`. A subclass: they pass it to others.
+        lender: lends idle workers to trips; None: they run only their own Op.
     """
 
     @property
@@ -91,57 +92,57 @@ class Workers(Protocol):
     def lender(self) -> Lender | None: ...
     @property
     def count(self) -> int:
-        """Workers that take jobs: those that are stuck, or being restarted, are not among them."""
+        """Return how many workers take jobs; stuck and starting workers do not count."""
 
     def convoy_size(self, rows: int) -> int:
-        """Return how many requests of so many samples may pass the Op unbatched; 0: none does."""
+        """Return how many requests of so many samples may pass the Op as a convoy; 0: none."""
 
     @property
     def is_ready(self) -> bool:
-        """Return whether jobs are taken, and all is well with every worker or soon will be."""
+        """Return whether jobs are taken, and every worker is healthy or will be soon."""
 
     @property
     def note(self) -> ModelMetadata | None:
-        """Of the model that the workers have loaded; None before, and for none."""
+        """Metadata of the model that the workers have loaded; None: not loaded yet, or no model."""
 
     def state(self) -> WorkersState:
-        """Return how they stand."""
+        """Return the current state."""
 
     @property
     def outage(self) -> PipelineError | None:
-        """Return why no job will be run any more, or not soon; None while there is hope."""
+        """Return why no job will run any more, or not soon; None: there is no outage."""
 
     async def start(self) -> None:
         """Initialise the Op and start its workers; raises InitError."""
 
     def submit(self, jobs: Sequence[Any]) -> None:
-        """Queue jobs; the pool's owner is told on the loop when each is done, or lost."""
+        """Queue jobs; the owner's `done` or `lost` is called on the loop for each."""
 
     def joined(self, run: Any) -> None:
-        """Take note that requests have joined a StreamRun that a worker is at."""
+        """Note that requests have joined a StreamRun that a worker runs."""
 
     def busy(self) -> Iterable[Worker]:
         """Return the workers that have a job now."""
 
     def replace(self, worker: Worker, job: Job | None) -> bool:
-        """Give `worker` up and put another in its place, which starts with `job`.
+        """Give `worker` up and replace it by a new one, which starts with `job`.
 
-        False if too many are stuck already: then `job` will not run.
+        Returns False if too many are stuck already: then `job` will not run.
         """
 
     def forget(self, data_id: int) -> None:
-        """Let hooks know that nobody waits any more for what they may be working on."""
+        """Tell running hooks that nobody waits for this request any more."""
 
     async def stop(self, timeout_s: float) -> int:
-        """End all workers; returns how many did not end in time."""
+        """End all workers; return how many did not end in time."""
 
 
 class Borrower(Protocol):
-    """A job of one worker that borrows others: a trip.
+    """A job of one worker that borrows other workers: a trip.
 
     Attributes:
         walker: the worker whose thread runs it.
-        step_ns: when the step that runs began, by `time.monotonic_ns`.
+        step_ns: when the running step began, by `time.monotonic_ns`.
     """
 
     @property
@@ -150,37 +151,37 @@ class Borrower(Protocol):
     def step_ns(self) -> int: ...
 
     def take_out(self) -> tuple[int, Any, Any] | None:
-        """Make the step that runs a batch of its worker's own; None if no step runs just now."""
+        """Turn the running step into a batch of its worker; None if no step runs now."""
 
 
 class Lender(Protocol):
     """Workers of this process that trips may use, from any thread, while they are idle.
 
     Attributes:
-        idle: the idle workers. Any thread takes the last one, or adds one that it has used.
-        backlog: jobs that wait for one of them, and come first.
+        idle: the idle workers. Any thread takes the last one, or returns one that it has used.
+        backlog: jobs that wait for one of them, and have priority.
     """
 
     idle: list[Any]
     backlog: deque[Any]
 
     def employ(self, worker: Any) -> None:
-        """Have a worker, which was idle a moment ago, take what waits for it."""
+        """Have a worker that became idle take the waiting jobs."""
 
     def states(self) -> Iterable[dict[str, Any]]:
         """Return the attributes of each worker's copy of the Op."""
 
     def part(self, trip: Borrower) -> tuple[int, Any, Any] | None:
-        """Take a trip of one of these workers from it, on the loop.
+        """Take a trip from the worker that runs it, on the loop.
 
-        The step that runs becomes a job of the worker that was borrowed for it, and the worker
-        that began the trip is idle. Returns (place of the step, its worker, its run); None if no
-        step runs just now.
+        The running step becomes a job of the worker that was borrowed for it, and the worker that
+        began the trip is idle. Returns (place of the step, its worker, its run); None if no step
+        runs now.
         """
 
 
 class WorkersBase:
-    """Base of workers: what `Workers` are, and take note of, where a kind says nothing else."""
+    """Base of workers with the defaults of `Workers`."""
 
     memory_domain: MemoryDomain = LOCAL
     keeps_progress: bool = False
@@ -197,29 +198,29 @@ class WorkersBase:
         return 0
 
     def joined(self, run: Any) -> None:
-        """Ignore it: workers of this process see by themselves which requests join."""
+        """Do nothing: workers of this process see which requests join."""
 
     def forget(self, data_id: int) -> None:
-        """Ignore it: workers of this process see their requests themselves."""
+        """Do nothing: workers of this process see their requests."""
 
 
 @runtime_checkable
 class StableWorkers(Protocol):
-    """Workers that can be told apart from those that they replace: sequences may stay with one."""
+    """Workers that differ from their replacements, so that sequences can stay with one."""
 
     def lives(self) -> Mapping[int, int]:
-        """Return of each worker, by its number, which one it is: its successor is another one.
+        """Return the incarnation of each worker, by its number: it differs after a replacement.
 
-        A batch with `places` is run by the one that it was made for, or is lost.
+        A batch with `places` runs at the worker that it was made for, or is lost.
         """
 
 
 @runtime_checkable
 class Resizable(Protocol):
-    """Workers that may become more, or fewer, while they work. On the loop.
+    """Workers whose number can change while they work. On the loop.
 
     Attributes:
-        may_be_none: whether all of them may go, and what they had loaded with them.
+        may_be_none: whether all of them may leave, so that the model is unloaded.
     """
 
     @property
@@ -227,60 +228,63 @@ class Resizable(Protocol):
 
     @property
     def numbers(self) -> Collection[int]:
-        """Numbers of the workers that there are, or are to be; not of those that were dismissed."""
+        """Numbers of the workers that run or start; dismissed workers do not count."""
 
     async def add(self, numbers: Sequence[int]) -> None:
-        """Start workers of these numbers, which take jobs as soon as they can.
+        """Start workers with these numbers; each takes jobs as soon as it is ready.
 
         Raises:
-            InitError: one could not be started; then none of them is there.
+            InitError: one could not be started; then none of them runs.
         """
 
     def dismiss(self, numbers: Collection[int]) -> None:
-        """Give these workers no more jobs; each ends when it is done with what it has begun."""
+        """Give these workers no more jobs; each ends after the jobs that it has begun."""
 
     async def have_left(self, timeout_s: float) -> bool:
-        """Wait, so long at most, until all that were dismissed have ended; return whether."""
+        """Wait until all dismissed workers have ended, but not longer; return whether they have."""
 
 
 class WorkersOwner(Protocol):
     """Listener to the workers of an Op, on the event loop: its dispatcher."""
 
     def done(self, worker: Worker, job: Any) -> None:
-        """`worker` is done with `job`."""
+        """Take a job that `worker` has finished."""
 
     def lost(self, job: Any, error: PipelineError) -> None:
-        """Take note that a worker is gone, as `error` tells, with all that it did of `job`."""
+        """Take a job that was lost with its worker, for the reason `error`."""
 
     def workers_changed(self) -> None:
-        """`count`, `is_ready` or `outage` is not what it was."""
+        """Note a change of `count`, `is_ready` or `outage`."""
 
 
 class StreamOwner(WorkersOwner, Protocol):
     """Listener to the workers of an Op that is a generator."""
 
     def parts(self, run: Any, entries: Sequence[tuple[int, Any]]) -> None:
-        """Take what a StreamRun makes, in order; see `engine.streams.run`."""
+        """Take the parts of a StreamRun, in order; see `engine.streams.run`."""
 
 
 WorkersFactory = Callable[[Op, WorkersOwner], Workers]
-"""Makes the workers of an Op; the one place that knows of their kind."""
+"""Makes the workers of an Op; only this function knows their kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Things that a server gives to each of its kinds of workers.
+    """Services of the server for each of its kinds of workers.
 
     Args:
         config: of the service.
-        set_up: gives an Op the predictor of the worker with this number, where that worker runs.
-        keep_logs: called first in a process that a kind starts, with what sends a log record home.
+        set_up: gives an Op the predictor of the worker with this number, in the worker's process.
+        keep_logs: called first in a new process, with a function that sends log records to the
+            server.
         on_record: takes such a record, in the server.
-        processes: what workers are forked from that come while the server runs, if it has that.
-        models: that an Op may ask, of a server that has some.
-        base_dir: where files that the configuration names are looked for first.
-        runtimes: functions "module:function" that import what the models of Ops need, where
-            processes may be forked afterwards.
+        processes: the zygotes from which workers are forked while the server runs; None: there are
+            none.
+        models: the models that an Op may call; None: the server has none.
+        base_dir: the folder of relative file names in the configuration.
+        runtimes: returns functions "module:function" that import what the models of Ops need,
+            before
+            processes are forked.
     """
 
     config: ServiceConfig
@@ -294,26 +298,27 @@ class WorkerContext:
 
 
 class WorkerKind(Protocol):
-    """One kind of workers in one server; the registry has, as `workers`, what makes it.
+    """One kind of workers in one server; the registry's `workers` has the functions that make
+    kinds.
 
-    It is made with the Ops that are configured so, and a WorkerContext.
+    It is made with the Ops that are configured for it, and a WorkerContext.
     """
 
     def fork(self) -> None:
         """Fork what has to be forked while the process has no threads."""
 
     def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
-        """Take the running loop, and what to call there when results were taken in."""
+        """Take the running loop, and the function to call there after results came."""
 
     def workers(self, op: Op, count: int, owner: WorkersOwner) -> Workers:
-        """Return `count` workers of an Op, which report to `owner`; not started."""
+        """Return `count` workers of an Op, which report to `owner`; they are not started."""
 
     async def close(self) -> None:
-        """End what the workers had in common, after they were stopped."""
+        """Close what the workers share, after they were stopped."""
 
 
 class Loop(Protocol):
-    """Event loop, as far as the engine needs one; tests pass one with a clock of their own."""
+    """The part of an event loop that the engine needs; tests pass one with their own clock."""
 
     def time(self) -> float: ...
     def call_soon(self, callback: Callable[[], None]) -> asyncio.Handle: ...

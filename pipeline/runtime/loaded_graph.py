@@ -17,7 +17,7 @@ from pipeline.engine.models import FIRST_VERSION, ModelNames
 from pipeline.engine.op.cache import ModelCache
 from pipeline.engine.op.elastic import Elasticity, resize
 from pipeline.engine.op.limiter import open_limits
-from pipeline.engine.sequences.filter import turnstiles_of
+from pipeline.engine.sequences.filter import reorder_buffers_of
 from pipeline.engine.stored_inputs import StoredInputs, check_has_no_schema
 from pipeline.engine.worker_api import (
     WorkerContext,
@@ -197,9 +197,9 @@ class LoadedGraph:
         if self._engine is None:
             return
         loop = asyncio.get_running_loop()
-        for turnstile in turnstiles_of(self._engine.executor.nodes).values():
-            turnstile.is_stopping = True
-            while turnstile.has_live and loop.time() < ends and not cancelled.is_set():
+        for buffer in reorder_buffers_of(self._engine.executor.nodes).values():
+            buffer.is_stopping = True
+            while buffer.has_live and loop.time() < ends and not cancelled.is_set():
                 await waited(cancelled, min(_LOOK_S, ends - loop.time()))
 
     def answer_all_closed(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from pipeline.data import ChannelData, RequestInfo
-from pipeline.engine.convoy import MemberLostError, MemberOutcomes, each_of, together
+from pipeline.engine.convoy import MemberLostError, MemberOutcomes, member_outcomes, together
 from pipeline.engine.request import Members, RequestState, UnarySink
 from pipeline.engine.run.payload import opened
 from pipeline.errors import PipelineError
@@ -61,7 +61,7 @@ class ConvoyCalls:
             lost: what they came to together; None: they were not asked for together.
         """
         run, convoy = self._run, self._convoy
-        parts = {name: each_of(part, convoy.rows) for name, part in run.inputs.items()}
+        parts = {name: member_outcomes(part, convoy.rows) for name, part in run.inputs.items()}
         infos = convoy.infos or [run.request.info] * len(convoy)
         for place in range(len(convoy)):
             inputs = {name: opened(part[place]) for name, part in parts.items()}

@@ -42,7 +42,7 @@ class ModelRun(UnarySink, Item, eq=False):
             payload = answer.payload
             make = mapped if type(payload) is MemberOutcomes else answer_of
             self.over(make(step, self, payload))
-        elif convoy is not None and convoy.comes_again(error):
+        elif convoy is not None and convoy.runs_again(error):
             self.workers.ask_each(self, convoy, error)
         else:
             self.over(step.failed(error))

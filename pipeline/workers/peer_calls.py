@@ -15,8 +15,8 @@ from pipeline.engine.model_calls import (
     ModelChange,
     ModelHost,
     ModelPart,
+    OnPart,
     PeerCall,
-    Tell,
 )
 from pipeline.engine.request import SinkBase, StreamHandle
 from pipeline.errors import ClosedError, PipelineError, UserCodeError, described
@@ -109,23 +109,23 @@ class LoopCaller:
         self._tasks: set[asyncio.Task[None]] = set()
         self._metrics = models.metrics()
 
-    def begin(self, call: PeerCall, feeds: Mapping[str, Any], tell: Tell) -> _Begun:
+    def begin(self, call: PeerCall, feeds: Mapping[str, Any], on_part: OnPart) -> _Begun:
         """Ask a model. Raises ClosedError: the server is gone."""
 
         def answered(answer: ChannelData | None, is_final: bool) -> None:
             error = None if answer is None else answer.error
             outputs = None if answer is None or error is not None else answer.payload
-            tell(ModelPart(outputs, error, is_final))
+            on_part(ModelPart(outputs, error, is_final))
 
         begun = _Begun(self, PeerSink(call.takes_parts, answered))
         self.soon(begun.sink.begin, self._models, call, dict(feeds))
         return begun
 
-    def change(self, change: ModelChange, tell: Tell) -> None:
+    def change(self, change: ModelChange, on_part: OnPart) -> None:
         """Have a model loaded or unloaded. Raises ClosedError: the server is gone."""
 
         async def work() -> None:
-            tell(await changed(self._models, change))
+            on_part(await changed(self._models, change))
 
         def begin() -> None:
             task = self._loop.create_task(work())
@@ -134,13 +134,13 @@ class LoopCaller:
 
         self.soon(begin)
 
-    def metric(self, use: MetricUse, tell: Tell | None) -> None:
+    def metric(self, use: MetricUse, on_part: OnPart | None) -> None:
         """Use a metric. Raises ClosedError: the server is gone."""
 
         def work() -> None:
             metric = used(self._metrics, use)
-            if tell is not None:
-                tell(metric)
+            if on_part is not None:
+                on_part(metric)
 
         self.soon(work)
 

@@ -138,7 +138,7 @@ class ThreadPool:
 
     def on_outbox(self, run: StreamRun, _: None) -> None:
         """Pass on what a run has made; what is added to it from now on is told anew."""
-        run.is_told = False
+        run.is_notified = False
         cast(StreamOwner, self.owner).parts(run, together(run.outbox))
 
     def on_done_busy(self, worker: ThreadWorker, job: Job | Trip) -> None:
@@ -256,13 +256,13 @@ class ThreadWorker:
 
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         pool = self.pool
-        if run.tells_steps:  # they are together
+        if run.reports_steps:  # they are together
             post = pool.post_soon if run.may_wait else pool.post
             post(cast(StreamOwner, pool.owner).parts, run, entries)
             return
         run.outbox += entries
-        if not run.is_told:
-            run.is_told = True
+        if not run.is_notified:
+            run.is_notified = True
             pool.post(pool.on_outbox, run, None)
 
     def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:

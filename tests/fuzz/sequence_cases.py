@@ -755,7 +755,7 @@ class Judge:
         for step in steps:
             if step.number in failed:
                 if (
-                    "the first request of one says sequence_start"
+                    "its first request must have sequence_start"
                     not in self.endings[step.number].text
                 ):
                     self._say(step, "should be told of START")
@@ -829,9 +829,9 @@ class Judge:
         text, visits = ending.text, self.visits[step.number]
         if ending.kind == "refused":
             return case.queue_size < len(case.steps) or step.deadline_s is not None
-        if "a request of one says sequence_id" in text:
+        if "a request needs a sequence_id" in text:
             return not step.id
-        if "the first request of one says sequence_start" in text:
+        if "its first request must have sequence_start" in text:
             return not step.start
         if "lost in the graph" in text:
             return self._is_lost_on_the_way(step)

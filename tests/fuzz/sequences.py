@@ -280,12 +280,12 @@ def left_over(engine: Any) -> list[str]:
         if its is not None and (its.live or its.used or its.backlog):
             wrong.append(f"sequences are live after the last one was idle: {op.name} {its}")
     for node in engine.executor.nodes.values():
-        turnstile = getattr(node.scheduler, "turnstile", None)
-        if turnstile is None:
+        buffer = getattr(node.scheduler, "reorder_buffer", None)
+        if buffer is None:
             continue
         book = node.scheduler.book
         chains = book._chains
-        kept = [turnstile.held, turnstile._lines, book.queued, chains._chains, chains._at]
+        kept = [buffer.held, buffer._lines, book.queued, chains._chains, chains._at]
         kept += [book._running, book._held, book._idle, book._backlog.size, *book.ready.values()]
         if any(kept):
             wrong.append(f"{node.name} keeps {kept} when nothing is left")

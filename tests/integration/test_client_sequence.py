@@ -111,7 +111,7 @@ def test_wrong_ids_and_keys_are_refused(client):
     for id in (True, 1.5, b"a", 0, ""):
         with pytest.raises(TypeError, match="the id of a sequence"):
             client.sequence(id)
-    with client.sequence() as sequence, pytest.raises(TypeError, match="the sequence says it"):
+    with client.sequence() as sequence, pytest.raises(TypeError, match="the sequence sets it"):
         sequence.predict({"word": "a", "sequence_end": "1"})
 
 

@@ -1,7 +1,7 @@
-"""SpanRecorder and TripRows: they take down, for the journal, what became of requests at Ops.
+"""SpanRecorder and TripRows: they record, for the journal, the spans of requests at Ops.
 
-A span is written by a recorder, as a row of SPAN; or it is one of all that a request has, where
-one thread ran the Ops in line: then the whole way is one row, which is taken apart when it is read.
+A SpanRecorder writes a span as a row of SPAN. If one thread ran a request through its Ops in a row,
+TripRows writes all its spans as one row, which is split when it is read.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ _ALL_WELL, _NO_ROWS = itertools.repeat(dict[str, Any]()), itertools.repeat(0)
 
 
 class SpanRecorder:
-    """Packs the spans of one Op; see `journal.SPAN`.
+    """Records the spans of one Op; see `journal.SPAN`.
 
     Attributes:
-        index: the Op's place in the graph, by which the journal knows it.
-        batches: how many there were.
+        index: the Op's place in the graph, its number in the journal.
+        batches: number of batches so far.
         on_step: see EngineObservers.
         has_fillers: whether batches have a row for each slot up to the last one of a request.
-        is_wanted: whether anybody reads spans: the journal, or a caller who asked for a profile.
-    """
+        is_wanted: whether spans are read: by the journal, or for a client's profile."""
 
     def __init__(self, index: int, observers: EngineObservers) -> None:
         self.index: int = index
@@ -64,10 +63,10 @@ class SpanRecorder:
         self.has_fillers: bool = False
 
     def batch(self, worker: Worker, run: BatchRun, result_received_ns: int = 0) -> None:
-        """Take down the spans of a batch that a worker is done with, now or within a trip.
+        """Record the spans of a batch after a worker has finished it, alone or within a trip.
 
-        Without outcomes all of it went well. The way home of the result is part of what the
-        request took here; but of a trip, and of what a model did, in whose times it is.
+        Without outcomes all items succeeded. The transport of the result counts as time at this Op;
+        except for a trip, and for a model of this server, whose times include it.
         """
         if len(run.executions) > len(run.items):
             self._members(worker.number, run, self.clock_ns())
@@ -82,16 +81,16 @@ class SpanRecorder:
             if self.has_fillers:
                 self._tell_fillers(run, indexes)
             home_ns = times[3] if is_within else max(received_ns, times[3])
-            those = map(members.__getitem__, indexes)
-            self._execution(those, worker.number, times, received_ns, home_ns)
+            batch_members = map(members.__getitem__, indexes)
+            self._execution(batch_members, worker.number, times, received_ns, home_ns)
         if self.journal is not None:
             self.journal.flush_if_long()
 
     def _members(self, worker: int, run: BatchRun, received_ns: int) -> None:
-        """Take down the spans of a convoy whose members did not all run in one execution."""
+        """Record the spans of a convoy whose members did not all run in one execution."""
         (item,), (outcome,), processed_ns = run.items, run.outcomes, run.execution_ends_ns
         request, ready_ns, share = item.request, item.ready_ns, len(processed_ns)
-        # Each is told the mean of all executions.
+        # Each member gets the mean of all executions.
         request.input_ns += (run.preprocess_end_ns - run.start_ns) // share
         request.infer_ns += (run.process_end_ns - run.preprocess_end_ns) // share
         request.output_ns += (run.end_ns - run.process_end_ns) // share
@@ -102,7 +101,7 @@ class SpanRecorder:
         begun_ns = [max(start_ns, run.preprocess_end_ns), *starts_ns[1:]]
         ends_ns = [*processed_ns[:-1], run.end_ns]
         times = list(zip(starts_ns, begun_ns, processed_ns, ends_ns, strict=True))
-        times.append((start_ns,) * 4)  # of who did not run, whose number is -1
+        times.append((start_ns,) * 4)  # of members that did not run, whose number is -1
         members = list(zip(run.executions, request.convoy.endings(outcome), strict=True))
         index, first = self.index, self.batches + 1
         self.journal.spans += [
@@ -122,7 +121,7 @@ class SpanRecorder:
     def alone(
         self, item: Item, outcome: Any, worker: int, times: Sequence[int], received_ns: int
     ) -> None:
-        """Take down the span of a request that was an execution by itself."""
+        """Record the span of a request that was an execution by itself."""
         self.batches += 1
         self._execution([(item, outcome, 0)], worker, times, received_ns, times[3])
         if self.journal is not None:
@@ -136,13 +135,14 @@ class SpanRecorder:
         received_ns: int,
         home_ns: int,
     ) -> None:
-        """Take down the spans of an execution, and add to the times of its requests.
+        """Record the spans of an execution, and add to the times of its requests.
 
         Args:
-            told: each item; its payload, a Goto or Answer with it, a PipelineError, None if it was
-                over; and the samples that it fed, 0: those of its request.
-            times: when the stages began, and when it ended.
-            home_ns: when the requests had its result.
+            members: each item; its payload, a Goto or Answer with it, a PipelineError, or None if
+                the item
+                had ended; and the number of its samples, 0: the request's number.
+            times: when the stages began, and when the last one ended.
+            home_ns: when the result arrived on the loop.
         """
         missed: list[Item] = []
         journal, (start_ns, preprocess_end_ns, process_end_ns, _) = self.journal, times
@@ -166,7 +166,7 @@ class SpanRecorder:
                     endings = request.convoy.endings(outcome)
                     last = _pack_ready(item.ready_ns) + tail
                     journal.spans.append(head + (last + head).join(endings) + last)
-                    journal.spans_beside += len(endings) - 1
+                    journal.extra_spans += len(endings) - 1
                 continue
             own = _pack_own(request.data_id, rows or request.rows, code, item.ready_ns)
             span = head + own + tail
@@ -178,7 +178,7 @@ class SpanRecorder:
             self.unfinished(missed, Outcome.OTHER)
 
     def row(self, request: RequestState, worker: int, batch: int, *times: int) -> None:
-        """Take down a row of SPAN of a request; `told` are the fields behind `data_id`."""
+        """Record a row of SPAN of a request; `times` are the fields after `data_id`."""
         span = pack_span(self.index, worker, batch, request.data_id, *times)
         if self.journal is not None:
             self.journal.spans.append(span)
@@ -188,10 +188,10 @@ class SpanRecorder:
     def unfinished(
         self, items: Iterable[Item], outcome: Outcome, error: PipelineError | None = None
     ) -> None:
-        """Take down spans that came to nothing: as their request ended, or else as `outcome`.
+        """Record spans that failed: with the outcome of their request, otherwise with `outcome`.
 
         Args:
-            error: what they failed with, if they did.
+            error: the reason, if there is one.
         """
         if self.journal is None:
             return
@@ -207,7 +207,7 @@ class SpanRecorder:
                 self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
 
     def _tell_fillers(self, run: BatchRun, indexes: Iterable[int]) -> None:
-        """Tell sinks that want to know how many rows of an execution nobody has sent."""
+        """Report the number of fillers in an execution to sinks that count them."""
         places = [run.places[index] for index in indexes] if run.places else []
         for sink in self.journal.sinks if self.journal is not None and places else ():
             if isinstance(sink, FillerSink):
@@ -215,13 +215,13 @@ class SpanRecorder:
 
 
 def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, int]]]:
-    """Return what ran together: the indexes of items, and when its stages began and it ended.
+    """Return the executions of a batch: the indexes of their items, and the times of their stages.
 
-    A batch that took several calls of `process` counts as that many, one after the other: the
-    first has `preprocess` of all items, the last their `postprocess`. What no call was made for
-    is one by itself, which takes no time.
+    A batch with several calls of `process` counts as that many executions, one after the other: the
+    first has `preprocess` of all items, the last their `postprocess`. Items without a call are one
+    execution, which takes no time.
     """
-    # Its way to an idle process is not time in a queue.
+    # The way to an idle process does not count as time in a queue.
     start_ns = min(run.handed_ns, run.start_ns) or run.start_ns
     if not run.executions:
         times = start_ns, run.preprocess_end_ns, run.process_end_ns, run.end_ns
@@ -245,24 +245,24 @@ def executions(run: BatchRun) -> list[tuple[Iterable[int], tuple[int, int, int, 
 # Whole ways -----------------------------------------------------------------------------------
 
 OF_STEP = 4
-"""Marks of a step: the number of its worker, and when preprocess, process and all of it ended."""
+"""Fields of a step: its worker's number, and when preprocess, process and postprocess ended."""
 
 _HEAD = (
     *("data_id", "rows", "arrived_ns", "admitted_ns", "dispatched_ns", "completed_ns"),
     *("answered_ns", "ready_ns", "began_ns", "result_received_ns"),
 )
-_NOT_TOLD = (0,) * 5  # of the request
+_NOT_TOLD = (0,) * 5  # the fields of the request
 
 
 class TripRows:
-    """Rows of requests that went through some Ops in one go, of which nothing else is to be told.
+    """Rows of requests that ran through the same Ops in one trip.
 
-    Of a request that has no other spans, for the whole graph, that was answered well, the row is
-    that of REQUEST, too.
+    If a request has no other spans, is for the whole graph and succeeded, its row also contains the
+    fields of REQUEST.
 
     Args:
         recorders: of the Ops, in the order of the steps.
-        last_read: of each step the place of the last one that it reads; -1: of none of them.
+        last_read: for each step the index of the last step that it reads; -1: it reads none.
     """
 
     def __init__(
@@ -277,26 +277,26 @@ class TripRows:
         self._rows: list[bytes] = []
 
     def add(self, *fields: int) -> None:
-        """Take down a request: _HEAD, and its marks."""
+        """Record a request: the fields of _HEAD, and those of its steps."""
         rows, journal = self._rows, self._journal
         if not rows:
-            journal.ways.append(self)
+            journal.trip_rows.append(self)
         rows.append(self._pack(*fields))
-        journal.spans_beside += self._steps
+        journal.extra_spans += self._steps
         journal.flush_if_long()
 
     def add_spans(self, request: RequestState, spans: Sequence[int], is_over: bool = False) -> None:
-        """Take down the spans alone; unless that start of the request is over, add to its times.
+        """Record only the spans; unless this start of the request is over, add to its times.
 
         Args:
-            told: from `ready_ns` on.
+            spans: the fields from `ready_ns` on.
         """
         self.add(request.data_id, request.rows, *_NOT_TOLD, *spans)
         if not is_over:
             self.add_times(request, spans)
 
     def add_times(self, request: RequestState, times: Sequence[int]) -> None:
-        """Add to a request's times how long its stages took; see `add_spans`."""
+        """Add the times of the stages to a request's sums; see `add_spans`."""
         _, began_ns, _, *marks = times
         ends = marks[OF_STEP - 1 :: OF_STEP]
         starts_ns, ends_ns = began_ns + sum(ends[:-1]), sum(ends)
@@ -306,7 +306,7 @@ class TripRows:
         request.output_ns += ends_ns - process_ends_ns
 
     def taken(self) -> tuple[Rows, Rows]:
-        """Return the rows of SPAN, those of an Op together, and of REQUEST; they are gone here."""
+        """Return and remove the rows: of SPAN, sorted by Op, and of REQUEST."""
         columns = np.frombuffer(b"".join(self._rows), np.int64).reshape(-1, self._fields).T
         self._rows.clear()
         heads = dict(zip(_HEAD, columns, strict=False))
@@ -348,7 +348,7 @@ class TripRows:
         return spans.view(SPAN)[:, 0], requests[has_request].view(REQUEST)[:, 0]
 
     def _next_batches(self, count: int) -> Rows:
-        """Return, for each step, how many batches there were; `count` more are now."""
+        """Return the number of batches of each step so far, and count `count` more."""
         numbers = np.array([[recorder.batches] for recorder in self._recorders])
         for recorder in self._recorders:
             recorder.batches += count
@@ -356,7 +356,7 @@ class TripRows:
 
 
 def _rows_of(shape: tuple[int, ...], fields: Sequence[str], **values: Any) -> Rows:
-    """Return rows of integers with these values; what is not given is 0."""
+    """Return rows of integers with these values; all other fields are 0."""
     rows = np.zeros((*shape, len(fields)), np.int64)
     for name, value in values.items():
         rows[..., fields.index(name)] = value

@@ -1,6 +1,6 @@
-"""ResponseCache: the seam of caches of answers. AnswerCache: what one model has in it.
+"""ResponseCache: the interface of caches of answers. AnswerCache: the answers of one model in it.
 
-A cache is never a reason for an error: where it fails nothing is found in it, and nothing kept.
+A cache never causes an error: if it fails, nothing is found in it and nothing is kept.
 """
 
 from __future__ import annotations
@@ -28,41 +28,42 @@ _PLACES = {"insert": "into", "look up": "in"}
 
 
 class ResponseCache(Protocol):
-    """A cache of bytes by keys of 16 bytes; the registry has what makes one as `caches`.
+    """A cache of bytes by keys of 16 bytes; the registry's `caches` has the classes.
 
-    It is made with its options, and lives on the server's event loop. What answers at once returns
-    the result itself, anything else what is awaited for it. What they raise is logged.
+    It is made with its options, and lives on the server's event loop. A method returns its result,
+    or an awaitable of it. Exceptions are logged.
 
     Attributes:
-        is_shared: whether other servers have it, too, and it outlives this one.
+        is_shared: whether other servers use it also, and it outlives this server.
     """
 
     is_shared: bool
 
     async def open(self) -> None:
-        """Connect to whatever it needs. Raises InitError: the server does not start."""
+        """Connect. Raises InitError: then the server does not start."""
 
     def lookup(self, key: bytes) -> bytes | Awaitable[bytes | None] | None:
         """Return the value of a key; None: there is none."""
 
     def insert(self, key: bytes, value: bytes) -> Awaitable[None] | None:
-        """Keep a value, if there is room for it. Raises CacheError: there will never be."""
+        """Keep a value, if there is room for it. Raises CacheError: it can never be kept."""
 
     async def close(self) -> None:
-        """Give back what `open` took."""
+        """Release what `open` took."""
 
 
 class CacheError(Exception):
-    """A cache never does what it was asked for; the text says why."""
+    """The cache will never do what it was asked for; the text says why."""
 
 
 class CacheLookup(msgspec.Struct, eq=False):
-    """Result of a lookup, for a request.
+    """The lookup of a request, and its result.
 
     Args:
-        key: under which its answer is to be kept; None: it is not.
-        answer: the request's; None: there is none.
-        start_ns, took_ns: when it was looked for, and how long.
+        key: the key for its answer; None: the answer is not kept.
+        start_ns: when the lookup began.
+        took_ns: how long it took.
+        answer: the answer that was found; None: none.
     """
 
     key: bytes | None
@@ -72,22 +73,22 @@ class CacheLookup(msgspec.Struct, eq=False):
 
 
 class CacheTeller:
-    """Tells the sinks that want to know it what came of a cache; see `CacheSink`."""
+    """Reports hits and misses to the sinks that count them; see `CacheSink`."""
 
     def __init__(self, observers: EngineObservers) -> None:
         self._observers = observers
         self.clock_ns: Callable[[], int] = observers.clock_ns
 
     def caches(self, target: int) -> None:
-        """Tell that answers of a model are kept."""
+        """Report that a model's answers are kept."""
         self._tell("notify_caches", target)
 
     def hit(self, target: int, data_id: int, took_ns: int) -> None:
-        """Tell that a request was found, before its span or row is told."""
+        """Report that a request was found, before its span or row is recorded."""
         self._tell("notify_cache_hit", target, data_id, took_ns)
 
     def missed(self, target: int, took_ns: int) -> None:
-        """Tell that a request was not found, after its answer was to be kept."""
+        """Report that a request was not found, after its answer was kept."""
         self._tell("notify_cache_miss", target, took_ns)
 
     def _tell(self, name: str, *counts: int) -> None:
@@ -99,23 +100,23 @@ class CacheTeller:
 
 
 class CacheSink(Protocol):
-    """A sink that counts what caches do; `target` is as in REQUEST."""
+    """A sink that counts hits and misses; `target` is as in REQUEST."""
 
     def notify_caches(self, target: int) -> None:
-        """Take note of a model whose answers are kept."""
+        """Note a model whose answers are kept."""
 
     def notify_cache_hit(self, target: int, data_id: int, took_ns: int) -> None:
-        """Take note that a request, whose row or span comes next, was answered from a cache."""
+        """Note that a request, whose row or span comes next, was answered from a cache."""
 
     def notify_cache_miss(self, target: int, took_ns: int) -> None:
-        """Take note that one was not, and how long it was looked for and kept."""
+        """Note a request that was not in the cache; `took_ns`: to look it up and keep it."""
 
 
 class ServerCache:
-    """The cache of a server, and the threads for what is large.
+    """The cache of a server, and the threads for large values.
 
     Args:
-        name: by which the registry knows it.
+        name: its name in the registry.
     """
 
     def __init__(self, name: str, cache: ResponseCache) -> None:
@@ -123,7 +124,7 @@ class ServerCache:
         self.offload: Offload = Offload()
         self.loads: int = 0
         self.failures: int = 0
-        """Times that it could not do what it was asked for."""
+        """The number of failures of the cache."""
         self._name = name
         self._failing: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,34 +134,34 @@ class ServerCache:
         await self.cache.open()
 
     async def close(self) -> None:
-        """Give up what is under way, and close the cache."""
+        """Cancel running work, and close the cache."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.offload.stop()
         try:
             await self.cache.close()
-        except Exception:  # a plug-in's
+        except Exception:  # of a plug-in
             _LOGGER.exception("cache %s could not be closed", self._name)
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do what takes a while, on the event loop."""
+        """Run slow work on the event loop."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     @contextlib.contextmanager
     def trying(self, verb: str, lookup: CacheLookup) -> Iterator[None]:
-        """Have the cache asked for something, and take note if it has failed.
+        """Run the body, and count and log a failure of the cache.
 
-        That is logged once, until it is well again. What it never does, as its CacheError says, is
-        logged once for all. What has no form cannot be asked for, which is nobody's failure.
+        A failure is logged once, until the cache works again. A CacheError, which is permanent, is
+        logged once. A NoFormError says that the value has no key, and is not a failure.
         """
         try:
             yield
         except NoFormError:
             return
-        except Exception as error:  # a plug-in's, or what somebody else wrote
+        except Exception as error:  # of a plug-in, or another program's data
             self._failed(verb, error, lookup.key)
 
     def _failed(self, verb: str, error: Exception, key: bytes | None) -> None:
@@ -168,19 +169,19 @@ class ServerCache:
         kind = f"never {verb}" if isinstance(error, CacheError) else verb
         if kind not in self._failing:
             self._failing.add(kind)
-            what = "key" if key is None else f"key [{key.hex()}]"
+            key_text = "key" if key is None else f"key [{key.hex()}]"
             place = f"{_PLACES[verb]} response cache {self._name}"
-            _LOGGER.error("Failed to %s %s %s: %s", verb, what, place, described(error))
+            _LOGGER.error("Failed to %s %s %s: %s", verb, key_text, place, described(error))
 
     def is_well(self, verb: str) -> None:
-        """Take note that the cache did what it was asked for."""
+        """Note that the cache worked."""
         self._failing.discard(verb)
 
     def of_model(self, name: str, version: str) -> bytes:
-        """Return what begins the keys of a model that is loaded now.
+        """Return the beginning of the keys of a model that is loaded now.
 
-        Who shares the cache has the same; else what was kept of one that was loaded before under
-        this name is found no more.
+        All servers that share the cache use the same keys; a cache of one server uses new keys for
+        each load, so that old answers are not found.
         """
         self.loads += 1
         load = 0 if self.cache.is_shared else self.loads
@@ -192,9 +193,9 @@ class AnswerCache:
 
     Args:
         model: see `ServerCache.of_model`.
-        target: as in REQUEST, for those who count.
-        reads_parameters: whether the caller's own parameters, and forwarded headers, may reach who
-            answers.
+        target: as in REQUEST, for the sinks.
+        reads_parameters: whether a request's own parameters and forwarded headers may influence the
+            answer.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class AnswerCache:
         teller.caches(target)
 
     def hit(self, data_id: int, lookup: CacheLookup) -> None:
-        """Tell that a request is answered from the cache."""
+        """Report that a request is answered from the cache."""
         self._teller.hit(self._target, data_id, lookup.took_ns)
 
     # Looking up -----------------------------------------------------------------------------
@@ -221,7 +222,7 @@ class AnswerCache:
     def find(
         self, inputs: Mapping[str, Any], info: RequestInfo, take: Callable[[CacheLookup], None]
     ) -> None:
-        """Look for the answer of a request; `take` is told what there is, at once or later."""
+        """Look up the answer of a request; `take` gets the result, at once or later."""
         lookup = CacheLookup(None, self._teller.clock_ns())
         parameters = own_parameters(info) if self._reads_parameters else {}
         make = functools.partial(key_of, self._model, inputs, info.outputs, parameters)
@@ -250,7 +251,7 @@ class AnswerCache:
     async def _end(
         self, lookup: CacheLookup, result: Any, take: Callable[[CacheLookup], None]
     ) -> None:
-        """Await what a lookup comes to."""
+        """Wait for the result of a lookup."""
         with self._server.trying("look up", lookup):
             value = result if isinstance(result, bytes | None) else await result
             if value is not None and _is_long(value):
@@ -273,18 +274,18 @@ class AnswerCache:
 
     # Keeping --------------------------------------------------------------------------------
 
-    def keep(self, lookup: CacheLookup, outcome: Any, go_on: Callable[[], None]) -> None:
-        """Keep what came of a request that was not found, if it is an answer.
+    def keep(self, lookup: CacheLookup, outcome: Any, proceed: Callable[[], None]) -> None:
+        """Keep the outcome of a request that was not found, if it is an answer.
 
-        `go_on` is called when it has been read, and may be changed again.
+        `proceed` is called when the outcome has been read, and may be changed again.
         """
         if lookup.key is None or not has_form(outcome):
-            go_on()
+            proceed()
             return
         start_ns = self._teller.clock_ns()
         size = outcome.byte_size if isinstance(outcome, Payload) else weight(outcome)
         if size > SHORT_BYTES:
-            self._server.begin(self._keep(lookup, outcome, go_on, start_ns))
+            self._server.begin(self._keep(lookup, outcome, proceed, start_ns))
             return
         result: Any = None
         with self._server.trying("insert", lookup):
@@ -295,15 +296,15 @@ class AnswerCache:
             self._missed(lookup, start_ns)
         else:
             self._server.begin(self._kept(lookup, result, start_ns))
-        go_on()
+        proceed()
 
     async def _keep(
-        self, lookup: CacheLookup, outcome: Any, go_on: Callable[[], None], start_ns: int
+        self, lookup: CacheLookup, outcome: Any, proceed: Callable[[], None], start_ns: int
     ) -> None:
         value: bytes | None = None
         with self._server.trying("insert", lookup):
             value, _ = await self._server.offload.run(functools.partial(packed, outcome))
-        go_on()
+        proceed()
         result = None
         with self._server.trying("insert", lookup):
             if value is not None and lookup.key is not None:
@@ -311,7 +312,7 @@ class AnswerCache:
         await self._kept(lookup, result, start_ns)
 
     async def _kept(self, lookup: CacheLookup, result: Any, start_ns: int) -> None:
-        """Await what an insertion comes to."""
+        """Wait for the end of an insertion."""
         with self._server.trying("insert", lookup):
             if result is not None:
                 await result
@@ -324,7 +325,7 @@ class AnswerCache:
 
 
 def _is_short(inputs: Mapping[str, Any]) -> bool:
-    """Return whether a key can be made of inputs on the event loop."""
+    """Return whether the key of inputs can be made on the event loop."""
     total = 0
     for part in inputs.values():
         total += part.byte_size if isinstance(part, Payload) else weight(part)

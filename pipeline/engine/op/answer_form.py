@@ -1,8 +1,8 @@
-"""Answers as bytes, for a response cache, and the keys by which it has them; never pickled.
+"""Answers as bytes for a response cache, and the keys of requests; never pickled.
 
-Both take dicts of arrays, texts, bytes, numbers, lists and dicts of these. The bytes of an answer:
-the size of a head (4 bytes, big-endian), the head (msgpack: a row for each value), and the data of
-the arrays, one after the other.
+Both take dicts of arrays, texts, bytes, numbers, lists and dicts of these. The bytes of an answer
+are: the size of a head (4 bytes, big-endian), the head (msgpack: a row for each value), and the
+data of the arrays, one after the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_DEPTH = 32  # of lists in lists
 _PLAIN, _ARRAY, _OBJECTS = range(3)  # kinds of a row
 _SCALARS = frozenset({str, bytes, int, float, bool, type(None)})
 _ELEMENTS = frozenset({str, bytes})
-_DATA = frozenset("biufcSUMm")  # kinds of dtypes whose bytes are all of them
+_DATA = frozenset("biufcSUMm")  # kinds of dtypes without references
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 _encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
@@ -36,7 +36,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 class NoFormError(Exception):
-    """Something that there are no bytes for: an object of a user's class, an error, a route."""
+    """A value cannot be written as bytes: an object of a user's class, an error, a route."""
 
 
 def key_of(
@@ -48,13 +48,13 @@ def key_of(
     """Return the key of a request, 16 bytes; the order of the inputs does not matter.
 
     Args:
-        model: its name, version and what else tells its answers from those of others.
-        inputs: by name, with their types and shapes; a Payload stands for what is in it.
-        outputs: those that it asks for.
-        said: what else of it reaches the model.
+        model: its name, its version and everything else that makes its answers differ from others.
+        inputs: by name, with their types and shapes; a Payload stands for its content.
+        outputs: the outputs that the request asks for.
+        parameters: other data of the request that reaches the model.
 
     Raises:
-        NoFormError: there are no bytes for an input.
+        NoFormError: an input cannot be written as bytes.
     """
     given: dict[str, Any] = {}
     for name, part in inputs.items():
@@ -72,17 +72,17 @@ def key_of(
 
 
 def packed(answer: Any) -> bytes:
-    """Return an answer's bytes; a Payload stands for what is in it. Raises NoFormError."""
+    """Return an answer's bytes; a Payload stands for its content. Raises NoFormError."""
     payload = opened(answer, copy=False)
     if type(payload) is not dict:
-        raise NoFormError(f"{type(payload).__name__} is no plain answer")
+        raise NoFormError(f"{type(payload).__name__} is not a plain answer")
     rows, pieces = _parted(payload)
     head = _encode(rows)
     return b"".join([len(head).to_bytes(_SIZE_BYTES, "big"), head, *_slices(pieces)])
 
 
 def unpacked(value: bytes) -> dict[str, Any]:
-    """Return an answer, whose arrays are its own. Raises ValueError: these are no such bytes."""
+    """Return an answer, which owns its arrays. Raises ValueError: the bytes are not an answer."""
     size = int.from_bytes(value[:_SIZE_BYTES], "big")
     at = _SIZE_BYTES + size
     answer: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def unpacked(value: bytes) -> dict[str, Any]:
             if kind == _ARRAY:
                 dtype, shape = _dtype(description[0]), tuple(description[1])
                 count = math.prod(shape)
-                flat = np.frombuffer(value, dtype, count, at)  # which refuses what is too large
+                flat = np.frombuffer(value, dtype, count, at)  # raises if the size is too large
                 answer[name] = flat.reshape(shape).copy()
                 at += flat.nbytes
                 breathe()
@@ -109,7 +109,7 @@ def unpacked(value: bytes) -> dict[str, Any]:
 
 
 def _parted(values: Mapping[str, Any]) -> tuple[list[_Row], list[np.ndarray[Any, Any]]]:
-    """Return rows that tell of the values, and the arrays whose data are beside them."""
+    """Return rows that describe the values, and the arrays whose data follow the rows."""
     rows: list[_Row] = []
     arrays: list[np.ndarray[Any, Any]] = []
     for name, value in values.items():
@@ -139,15 +139,15 @@ def _check_plain(value: Any, depth: int) -> None:
             raise NoFormError("an int of more than 64 bits")
         return
     if not depth or kind not in (list, dict):
-        raise NoFormError(f"{kind.__name__} is no plain data")
+        raise NoFormError(f"{kind.__name__} is not plain data")
     if kind is dict and not all(type(key) is str for key in value):
-        raise NoFormError("a dict whose keys are no text")
+        raise NoFormError("a dict whose keys are not text")
     for item in value.values() if kind is dict else value:
         _check_plain(item, depth - 1)
 
 
 def _slices(arrays: Iterable[np.ndarray[Any, Any]]) -> Iterator[bytes | memoryview]:
-    """Yield the data of arrays, in slices; others run before each."""
+    """Yield the data of arrays in slices; other threads run before each."""
     for array in arrays:
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         for at in range(0, len(flat), SLICE_BYTES):
@@ -163,5 +163,5 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 def has_form(outcome: Any) -> bool:
-    """Return whether what came of a request may have bytes, as far as is seen from outside."""
+    """Return whether an outcome can probably be written as bytes, by its type."""
     return type(outcome) is dict or isinstance(outcome, Payload)

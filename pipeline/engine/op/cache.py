@@ -1,6 +1,7 @@
-"""KeptAnswers: the cache around an Op. CachedGraph: that around a whole graph.
+"""CacheFilter: the cache around an Op. CachedGraph: the cache around a whole graph.
 
-A request is looked for before it waits for anything; one that is found comes to no worker.
+The cache is read before a request waits for anything; a request whose answer is found comes to no
+worker.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ Complete = Callable[[RequestState, Any], None]
 
 
 class ModelCache(msgspec.Struct, frozen=True):
-    """The cache of a server, and the model whose graph is to have answers in it."""
+    """The cache of a server, and the model whose answers are kept in it."""
 
     server: ServerCache
     name: str
     version: str
 
     def open(self, graph: CachedGraph | None, executor: Router, observers: EngineObservers) -> None:
-        """Have answers kept of a whole graph, if it is one, and of its Ops that want it.
+        """Open the cache of the whole graph, if `graph` is given, and of the Ops that want one.
 
-        Raises GraphError: some of these answer in parts.
+        Raises GraphError: some of these Ops answer in parts.
         """
         nodes = executor.nodes.values()
         for node in nodes:
@@ -56,9 +57,9 @@ class ModelCache(msgspec.Struct, frozen=True):
 
 
 class CacheFilter(OpFilter):
-    """Has an Op's requests looked for, and its answers kept.
+    """Looks up an Op's requests in the cache, and keeps their answers.
 
-    What is found overtakes whoever waits here, also where answers leave in order.
+    A request whose answer is found overtakes the waiting requests, even if answers leave in order.
     """
 
     goes_alone: str = "its answers are kept"
@@ -68,19 +69,19 @@ class CacheFilter(OpFilter):
         self._kept = answers
         node.may_spare = True
 
-    def add(self, go_on: Callable[[Item], None], item: Item) -> None:
-        self._kept.find(item.inputs, item.info, functools.partial(self._found, go_on, item))
+    def add(self, call_next: Callable[[Item], None], item: Item) -> None:
+        self._kept.find(item.inputs, item.info, functools.partial(self._found, call_next, item))
 
-    def _found(self, go_on: Callable[[Item], None], item: Item, lookup: CacheLookup) -> None:
-        """Answer a request, or have it wait for its turn, unless it is over meanwhile."""
+    def _found(self, call_next: Callable[[Item], None], item: Item, lookup: CacheLookup) -> None:
+        """Answer a request from the cache, or let it wait, unless it has ended meanwhile."""
         request, node = item.request, self._node
         if item.generation != request.generation:
             return
         if item.lap != request.lap(node):
-            node.pass_on(item, None)  # which counts no more
+            node.pass_on(item, None)  # a later lap has replaced this item
         elif lookup.answer is None:
-            item.found = lookup
-            go_on(item)
+            item.lookup = lookup
+            call_next(item)
         else:
             self._kept.hit(item.data_id, lookup)
             self._take_down(item, lookup)
@@ -88,7 +89,7 @@ class CacheFilter(OpFilter):
             node.pass_on(item, lookup.answer)
 
     def _take_down(self, item: Item, lookup: CacheLookup) -> None:
-        """Take down the span of a request that came to no worker."""
+        """Record the span of a request that came to no worker."""
         spans, request = self._node.spans, item.request
         if not spans.is_wanted:
             return
@@ -99,17 +100,17 @@ class CacheFilter(OpFilter):
             spans.journal.flush_if_long()
 
     def pass_on(
-        self, go_on: Callable[..., None], item: Item, outcome: Any, jumped: bool = False
+        self, call_next: Callable[..., None], item: Item, outcome: Any, jumped: bool = False
     ) -> None:
-        lookup, item.found = item.found, None  # it may come here again
+        lookup, item.lookup = item.lookup, None  # the item may come here again
         if lookup is None or jumped or item.is_over:
-            go_on(item, outcome, jumped)
+            call_next(item, outcome, jumped)
         else:
-            self._kept.keep(lookup, outcome, functools.partial(go_on, item, outcome))
+            self._kept.keep(lookup, outcome, functools.partial(call_next, item, outcome))
 
 
 class CachedGraph(Filter):
-    """Has requests for a whole graph looked for, once it has a cache, and their answers kept.
+    """Looks up requests for a whole graph in its cache, if it has one, and keeps their answers.
 
     Args:
         complete: ends a request with its answer.
@@ -124,14 +125,14 @@ class CachedGraph(Filter):
         self._complete = complete
         self._clock_ns = clock_ns
         self._answers: AnswerCache | None = None
-        self._found: dict[RequestState, CacheLookup] = {}  # of those that are in the graph
+        self._found: dict[RequestState, CacheLookup] = {}  # requests in the graph
 
     def open_cache(self, answers: AnswerCache) -> None:
         """Keep answers from now on."""
         self._answers = answers
 
     def start(self, request: RequestState, payload: Any) -> None:
-        """Send a request into the graph, unless it has an answer already."""
+        """Send a request into the graph, unless the cache has its answer."""
         target = request.target
         if self._answers is None or (target is not None and target.op is not None):
             self.send(request, payload)
@@ -143,18 +144,18 @@ class CachedGraph(Filter):
     def _take(
         self, request: RequestState, generation: int, payload: Any, lookup: CacheLookup
     ) -> None:
-        if request.generation != generation:  # over, or started anew
+        if request.generation != generation:  # answered, or started again
             return
         if lookup.answer is None:
             self._found[request] = lookup
             self.send(request, payload)
         else:
-            assert self._answers is not None, "it was found there"
+            assert self._answers is not None, "the lookup came from it"
             self._answers.hit(request.data_id, lookup)
             self._complete(request, lookup.answer)
 
     def complete(self, request: RequestState, answer: Any) -> None:
-        """End a request, whose answer is read before that."""
+        """End a request after its answer was read for the cache."""
         lookup = self._found.pop(request, None)
         if (
             lookup is None
@@ -173,10 +174,10 @@ class CachedGraph(Filter):
             self._complete(request, answer)
 
     def on_end(self, request: RequestState) -> None:
-        """Forget a request that ended otherwise."""
+        """Forget a request that ended in another way."""
         self._found.pop(request, None)
 
 
 def _nowhere(request: RequestState, payload: Any) -> None:
-    """Refuse what comes before there is a graph."""
+    """Raise: no graph is set yet."""
     raise NotImplementedError

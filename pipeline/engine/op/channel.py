@@ -1,4 +1,4 @@
-"""Channel: the inbox of one Op, joins the parts of a request; Room, the bound of those it fills."""
+"""Channel: the inbox of one Op, joins the parts of a request; ChannelBound: its limit."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ _NO_ANSWER = (PipelineError, Absent)
 
 
 class Item(msgspec.Struct, eq=False):
-    """One request at one Op: what the Op reads, joined.
+    """One request at one Op, with the joined inputs.
 
-    `generation` is that of the request when the item was made: it differs as soon as the
-    request was answered, cancelled or started again. `ready_at` is on the loop's clock, which may
-    be as coarse as a millisecond, `ready_ns` is for the journal. With `is_feed` the inputs are
-    for `process` itself. `lap` is the Op's for the request: it differs as soon as a jump back has
-    the Op run again. `entered` are the Ops that read the same and that it stands for, too. `found`
-    says how its answer is to be kept.
+    An Op that `is_plain` has no batches: its worker runs the Item itself, which then has the times
+    of its stages and its `outcome`.
 
-    At an Op that `is_plain` it is the job of a worker, too. Then it has what came of it: the times
-    of its stages, its `outcome`, and `apart`, the batch that it became when its worker was given
-    up.
+    Attributes:
+        generation: of the request when the item was made; it differs as soon as the request was
+            answered, cancelled or started again.
+        ready_at: on the loop's clock, which may be as coarse as a millisecond.
+        ready_ns: the same for the journal.
+        is_feed: the inputs are for `process` itself.
+        lap: the request's lap at this Op; it differs as soon as a jump back runs the Op again.
+        entered: other Ops that read the same inputs and that the item also stands for.
+        lookup: how to cache its answer.
+        apart: the batch that it became when its worker was given up.
     """
 
-    worker: ClassVar[None] = None  # any will do
+    worker: ClassVar[None] = None  # any worker
 
     request: RequestState
     generation: int
@@ -48,7 +51,7 @@ class Item(msgspec.Struct, eq=False):
     is_feed: bool = False
     lap: int = 0
     entered: tuple[Recipient, ...] = ()
-    found: CacheLookup | None = None
+    lookup: CacheLookup | None = None
     start_ns: int = 0
     preprocess_end_ns: int = 0
     process_end_ns: int = 0
@@ -57,7 +60,7 @@ class Item(msgspec.Struct, eq=False):
     apart: BatchJob | None = None
 
     def run(self, op: BoundOp, watch: object, clock_ns: Callable[[], int]) -> None:
-        """Run both stages, unless its request is over."""
+        """Run both stages, unless the request has ended."""
         if self.generation == self.request.generation:
             self.start_ns = clock_ns()
             self.outcome, middle_ns = op.plain(
@@ -68,11 +71,11 @@ class Item(msgspec.Struct, eq=False):
 
     @property
     def items(self) -> tuple[Item]:
-        """Return itself, as any batch has items."""
+        """Return the item itself, as every batch has items."""
         return (self,)
 
     def following(self, inputs: dict[str, Any], ready_ns: int) -> Item:
-        """Return the same request at a later Op of a trip."""
+        """Return the item of the same request at a later Op of a trip."""
         return Item(
             self.request,
             self.generation,
@@ -94,39 +97,39 @@ class Item(msgspec.Struct, eq=False):
         return target is not None and target.op is not None
 
     def is_cancelled(self) -> bool:
-        """Return whether nobody waits for it any more; may be asked in any thread."""
+        """Return whether nobody waits for it any more; callable in any thread."""
         return self.generation != self.request.generation
 
     @property
     def deadline(self) -> float | None:
-        """Return when its caller stops waiting, in `time.monotonic`; None: never."""
+        """Return when the client stops waiting, in `time.monotonic`; None: never."""
         return self.request.deadline
 
     @property
     def convoy(self) -> Members | None:
-        """Return the requests that its request is; None: it is one."""
+        """Return the convoy of the request; None: it is a single request."""
         return self.request.convoy
 
     @property
     def info(self) -> RequestInfo:
-        """Return what the caller of its request says beside the data."""
+        """Return the parameters, headers and so on of its request."""
         return self.request.info
 
     @property
     def trace(self) -> str:
-        """The traceparent of its request; "" for none."""
+        """Return the traceparent of its request; "" for none."""
         return self.request.trace
 
 
 class Channel:
-    """The inbox of one Op: not thread-safe, lives on the event loop.
+    """The inbox of one Op. It lives on the event loop and is not thread-safe.
 
-    `producers` are the names of the Ops that feed it, in the Op's order. A request is ready
-    when each of them has delivered or, with `first_arrival`, when the first of them has
-    delivered an answer: no error, nor an `Absent`.
+    `producers` are the names of the Ops that it reads, in the Op's order. A request is ready when
+    all of them have delivered or, with `first_arrival`, when the first has delivered an answer that
+    is neither an error nor an `Absent`.
 
     Attributes:
-        repeats: those that answer once, while a loop has the Op run again and again.
+        repeats: producers that answer once, while a loop runs the Op again and again.
     """
 
     def __init__(self, producers: Sequence[str], first_arrival: bool = False) -> None:
@@ -140,18 +143,17 @@ class Channel:
 
     @property
     def waiting_for_parts(self) -> int:
-        """Requests of which only some parts have arrived."""
+        """Return the number of requests of which only some parts have arrived."""
         return len(self._parts)
 
     def join(
         self, request: RequestState, slot: str, part: Any, name: str | None = None
     ) -> dict[str, Any] | None:
-        """Take the part of the producer `slot`; the request's inputs once complete, else None.
+        """Take the part of the producer `slot`; return the inputs once complete, otherwise None.
 
-        A part is a payload, a `PipelineError` or an `Absent`, which is in the inputs only if
-        nothing else is; inputs that hold an error are complete all the same, see `first_error`.
-        `name` is that of the Op whose answer it is, where a jump stands in for the producer: the
-        part is read under that name.
+        A part is a payload, a `PipelineError` or an `Absent`; the inputs contain an Absent only if
+        they contain nothing else. Inputs with an error count as complete, see `first_error`. `name`
+        is the Op that jumped in the producer's place: the part is read under that name.
         """
         if not self.is_join:
             return {name or slot: part}
@@ -175,14 +177,15 @@ class Channel:
         if names is None:
             return present({producer: parts[producer] for producer in self.producers})
         inputs: dict[str, Any] = {}
-        for slot in self.producers:  # who stands in for another, and is read itself, is read once
+        # an Op that stands in for another, and is also read itself, is read once
+        for slot in self.producers:
             name, part = names.get(slot, slot), parts[slot]
             if name not in inputs or _is_answer(part):
                 inputs[name] = part
         return present(inputs)
 
     def begin_lap(self, request: RequestState, again: Container[str]) -> None:
-        """Forget the parts of the producers `again`; those of the others are there, once more."""
+        """Forget the parts of the producers `again`; the parts of the others stay for this lap."""
         parts = {**self._kept.get(request, {}), **self._parts.get(request, {})}
         self.discard_parts(request)
         left = {slot: own_dict(part) for slot, part in parts.items() if slot not in again}
@@ -205,18 +208,17 @@ class Channel:
 
 
 class ChannelBound:
-    """The bound of the channels that one Op fills.
+    """The limit of the channels that one Op fills.
 
-    An Op begins only what has a place behind it: what runs has been promised one in each of
-    these channels.
+    An Op begins a request only if it can promise its answer a place in each of these channels.
 
     Args:
-        size: requests that may be ready in a channel; 0: any number.
-        ready: those that are in the Op's own.
+        size: how many requests may be ready in a channel; 0: any number.
+        ready: the requests in the Op's own channel.
 
     Attributes:
-        behind: what is ready in the channels that the Op fills; see `link`.
-        held_back: those who wait for a place in the Op's own channel.
+        behind: the ready requests in the channels that the Op fills; see `link`.
+        held_back: the Ops that wait for a place in the Op's own channel.
     """
 
     def __init__(self, size: int, ready: Sized) -> None:
@@ -238,22 +240,22 @@ class ChannelBound:
         return self.size - max(map(len, self.behind)) - len(self._promised)
 
     def promise(self, items: Iterable[Item]) -> None:
-        """Keep a place for the answer of each."""
+        """Reserve a place for the answer of each item."""
         self._promised.update(items)
 
     def release(self, items: Iterable[Item]) -> None:
-        """Give up places that are taken by answers, or not needed."""
+        """Give back places that answers have taken, or that are not needed."""
         self._promised.difference_update(items)
 
     def release_request(self, request: RequestState) -> bool:
-        """Give up the places of a request that comes to nothing; return whether there were any."""
+        """Give back the places of a request that ends early; return whether it had any."""
         kept = [item for item in self._promised if item.request is request]
         self.release(kept)
         return bool(kept)
 
 
 def first_error(inputs: dict[str, Any]) -> PipelineError | Absent | None:
-    """Return the first error among the parts, in producer order; or that there is nothing."""
+    """Return the first error or Absent among the parts, in producer order; None: there is none."""
     for part in inputs.values():
         if isinstance(part, _NO_ANSWER):
             return part
@@ -261,7 +263,7 @@ def first_error(inputs: dict[str, Any]) -> PipelineError | Absent | None:
 
 
 def own_dict(payload: Any) -> Any:
-    """Return a dict that its reader may change unnoticed by others; the values are shared."""
+    """Return a dict that its reader may change without effect on others; the values are shared."""
     return dict(payload) if isinstance(payload, dict) else payload
 
 

@@ -27,23 +27,24 @@ from pipeline.engine.worker_api import Loop, Worker, Workers, WorkersFactory
 from pipeline.errors import DeadlineError, PipelineError
 from pipeline.op import Op
 
-_AHEAD_S = 0.004  # work that may wait at busy workers, so that they never wait for the loop
+_AHEAD_S = 0.004  # work that may wait at busy workers, so that they need not wait for the loop
 
 
 class OpDispatcher:
-    """Joins what one Op reads, has its scheduler cut batches, and hands them to its workers.
+    """Joins the inputs of one Op, has its scheduler cut batches, and sends them to its workers.
 
     Args:
-        op: configured.
-        index: the Op's place in the graph, by which the journal knows it.
-        channel_size: requests that may be ready here before producers are held back; 0 = any.
+        op: a configured Op.
+        index: the Op's place in the graph, which the journal uses as its number.
+        channel_size: how many requests may be ready here before producers have to wait; 0: any
+            number.
 
     Attributes:
         streams: whether its Op makes or reads streams.
-        goes_alone: why its Op is never in a group; "": nothing of its own is against it.
-        run_type: what its batches are.
-        may_spare: whether a request that comes here may not have to wait: its answer may be kept.
-        filters: what stands around its scheduler, the outermost first; see `op.filter`.
+        goes_alone: why the Op cannot join a group, from its own side; "": nothing prevents it.
+        run_type: the class of its batches.
+        may_spare: whether some requests need not wait here, because their answers may be cached.
+        filters: the filters around its scheduler, the outermost first; see `op.filter`.
     """
 
     streams: bool = False
@@ -70,7 +71,7 @@ class OpDispatcher:
         self.scheduler: Scheduler = scheduler_for(op)
         self.workers: Workers = make_workers(op, self)
         most = max_batch_size_of(op)
-        # Samples that one execution may get: before the model is loaded, and after.
+        # The most samples that one execution may get: before the model is loaded, and after.
         limits = (most if declares(op) else 0, announced_batch(most, config.batch_size))
         self.load: Load = Load(rows_limits=limits, ahead=self.workers.ahead)
         self.shedder: Shedder = Shedder(op.name, self.scheduler, self.load, config.batch_size)
@@ -97,10 +98,10 @@ class OpDispatcher:
         entered: tuple[Recipient, ...] = (),
         is_all: bool = False,
     ) -> None:
-        """Take the answer of the producer `slot`, or of `stand_in`, which jumped to it.
+        """Take the answer of the producer `slot`, or of `stand_in`, which jumped in its place.
 
-        `entered`: others that read it, and do so in one go with this Op. `is_all`: nothing else
-        is read, as of an Op that has this one run again.
+        `entered`: other Ops that read the same answer and run in a trip with this Op. `is_all`: the
+        Op reads only this answer now, because a loop or jump makes it run again.
         """
         if (self.channel.is_join and not is_all) or stand_in is not None:
             inputs = self.channel.join(request, slot, part, stand_in)
@@ -108,7 +109,8 @@ class OpDispatcher:
                 return
         else:
             inputs = {slot: part}
-        if type(part) is not dict or len(inputs) > 1:  # else it is neither closed nor an error
+        # otherwise `part` is neither unopened nor an error
+        if type(part) is not dict or len(inputs) > 1:
             if self.links.opens_payloads:
                 inputs = {name: opened(part) for name, part in inputs.items()}
             error = first_error(inputs)
@@ -119,7 +121,7 @@ class OpDispatcher:
             self.add(item_of(self, request, inputs, entered=entered))
 
     def _pass_by(self, request: RequestState, error: PipelineError | Absent) -> None:
-        """Pass on that there is nothing for this Op to do."""
+        """Pass on an error or Absent that this Op does not process."""
         for op_filter in self.filters:
             op_filter.passed_by(request, error)
         if type(error) is Absent:
@@ -127,7 +129,7 @@ class OpDispatcher:
         self._router.route(self, request, error)
 
     def enqueue_direct(self, request: RequestState, target: RequestTarget) -> None:
-        """Take a request that is for this Op alone, perhaps again: what came stays as it is."""
+        """Take a request for this Op alone; copy its dicts, which may be sent again."""
         inputs = {
             name: dict(part) if isinstance(part, dict) else part
             for name, part in target.payload.items()
@@ -135,7 +137,7 @@ class OpDispatcher:
         self.add(item_of(self, request, inputs, target.raw_inputs))
 
     def add(self, item: Item) -> None:
-        """Have a request wait for its turn, if that comes in its time."""
+        """Queue an item, unless it cannot run before its deadline."""
         request, now = item.request, self._router.loop.time()
         if request.deadline is not None and (shed := self.shedder.refusal_here(request, now)):
             self.pass_on(item, shed)  # it never waited, and has no span
@@ -148,9 +150,10 @@ class OpDispatcher:
             self._router.cycle.mark_dirty(self)
 
     def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None:
-        """Drop what there is of a request that a jump back, or a loop, has run here again.
+        """Drop the items and parts of a request for which a jump back, or a loop, runs this Op
+        again.
 
-        `again`: those that it reads and that answer anew; None: it reads none of them now.
+        `again`: the producers that answer again; None: the Op reads none of them now.
         """
         request.detoured().laps[self] += 1
         if again is not None and self.channel.is_join:
@@ -158,7 +161,7 @@ class OpDispatcher:
         request.live -= self._drop_ready(request)
 
     def drop(self, request: RequestState) -> None:
-        """Drop what is queued here for a request that is over, or starts anew."""
+        """Drop the items of a request that has ended or starts again."""
         if self.channel.is_join:
             self.channel.discard_parts(request)
         self._drop_ready(request)
@@ -168,7 +171,7 @@ class OpDispatcher:
             self.watch.abandoned()
 
     def _drop_ready(self, request: RequestState) -> int:
-        """Drop what is ready here: so many spans, which come to nothing."""
+        """Drop the items that are ready here; their spans end as failed. Return how many."""
         dropped = self.scheduler.drop(request)
         if dropped:
             self.spans.unfinished(dropped, Outcome.OTHER)
@@ -177,10 +180,11 @@ class OpDispatcher:
         return len(dropped)
 
     def places_freed(self) -> None:
-        """Let requests go on that waited for a place: here, in front of it, and at the frontends.
+        """Let requests continue that waited for a place: here, before this Op, and at the
+        frontends.
 
-        Whatever takes an item out of the scheduler, or ends the wait for an answer that has been
-        promised a place behind this Op, comes here.
+        Called after an item left the scheduler, and after an answer that has a promised place
+        behind this Op will not come.
         """
         self._router.cycle.mark_dirty(self)
         for node in self.room.held_back:
@@ -192,7 +196,7 @@ class OpDispatcher:
         return len(self.scheduler) + sum(op_filter.parked for op_filter in self.filters)
 
     def state(self, group: tuple[str, ...] = ()) -> OpState:
-        """Return how it stands."""
+        """Return the current state."""
         state = OpState(
             name=self.name,
             joining=self.channel.waiting_for_parts,
@@ -210,7 +214,7 @@ class OpDispatcher:
     # Batches ----------------------------------------------------------------------------
 
     def schedule(self) -> None:
-        """Hand out all batches that should leave now; set a timer for the next one."""
+        """Send all batches that are ready to the workers; set a timer for the next one."""
         self.is_dirty = False
         scheduler, load, room, runs = self.scheduler, self.load, self.room, []
         now = self._router.loop.time()
@@ -255,11 +259,11 @@ class OpDispatcher:
             self.places_freed()
 
     def route(self, request: RequestState, answer: Any) -> None:
-        """Pass on what came of a request here in a trip, which has ended with it."""
+        """Pass on the answer of this Op in a trip that ended here."""
         self._router.route(self, request, answer)
 
     def count(self, run: BatchRun) -> BatchRun:
-        """Take note of a batch that goes to the workers, or is there already."""
+        """Count a batch that goes to the workers, or is there already."""
         self.load.running += 1
         self.load.items += len(run.items)
         if self.room.size:
@@ -279,12 +283,12 @@ class OpDispatcher:
     # Out --------------------------------------------------------------------------------
 
     def _is_awaited(self) -> bool:
-        """Return whether anything runs here, or may come in a trip."""
+        """Return whether anything runs here, or may still come in a trip."""
         return self.load.running > 0 or self._router.trips.has_trips(self)
 
     def done(self, worker: Worker, job: BatchRun | Item | Trip) -> None:
         if isinstance(job, Item):
-            assert self.shortcut is not None, "it has been made there"
+            assert self.shortcut is not None, "the shortcut made the item"
             self.shortcut.done(worker, job)
             return
         if isinstance(job, Trip):
@@ -306,7 +310,7 @@ class OpDispatcher:
             self._router.cycle.mark_dirty(self)
 
     def lost(self, job: BatchRun | Item | Trip, error: PipelineError) -> None:
-        """Start the job over as configured; else its requests end with `error`."""
+        """Start the job again as configured; otherwise its requests end with `error`."""
         if isinstance(job, Item):
             job = as_batch(job)
         if isinstance(job, Trip):
@@ -316,20 +320,20 @@ class OpDispatcher:
             self.start_over(job, error)
 
     def close(self) -> None:
-        """Cancel the timers, and whatever the filters have begun."""
+        """Cancel the timers, and close the filters."""
         for op_filter in self.filters:
             op_filter.close()
         self.watch.close()
         self._router.cycle.wake_at(self, None)
 
     def _give_up(self, worker: Worker, run: BatchRun | Item) -> None:
-        """Replace a worker that hangs; its batch goes on, or starts over, as configured."""
+        """Replace a worker that hangs; its batch continues or starts again, as configured."""
         if isinstance(run, Item):
             run = as_batch(run)
         self._router.trips.hung(self)
         run.is_superseded = True
-        may_go_on = self.workers.keeps_progress and run.is_prepared and run.places is None
-        if not may_go_on:  # there is nothing to go on with, or it would be a second step
+        may_continue = self.workers.keeps_progress and run.is_prepared and run.places is None
+        if not may_continue:  # there is no progress to continue from, or it would be a second step
             self.workers.replace(worker, None)
             self.start_over(run, run.timed_out(self.name, worker.number))
             return
@@ -338,7 +342,7 @@ class OpDispatcher:
             resumed = run.resumed(self.name, worker.number, self.op.pipeline_config.retry)
         is_replaced = self.workers.replace(worker, resumed)
         if resumed is not None and (is_replaced or self.workers.count):
-            if not is_replaced:  # but there are others
+            if not is_replaced:  # other workers are alive
                 self.submit([resumed])
             return
         self.release(run)
@@ -358,24 +362,24 @@ class OpDispatcher:
         self._router.cycle.mark_dirty(self)
 
     def release(self, run: BatchRun | Item) -> None:
-        """Take note that a batch is no longer at the workers."""
+        """Count a batch that has left the workers."""
         self.load.running -= 1
         self.load.items -= len(run.items)
-        if isinstance(run, BatchRun):  # else the scheduler never had it
+        if isinstance(run, BatchRun):  # the scheduler never had an Item
             self.scheduler.done(run, self._router.loop.time())
         if self.room.size:
             self.room.release(run.items)
             self.places_freed()
 
     def fail(self, items: Sequence[Item], error: PipelineError, outcome: Outcome) -> None:
-        """End items that no worker has an answer for; a mistake of its caller's is not counted."""
+        """End items without a worker's answer; a mistake of the client is not counted."""
         if not error.is_callers:
             self.spans.unfinished(items, outcome, error)
         for item in items:
             self.pass_on(item, error)
 
     def pass_on(self, item: Item, outcome: Any, jumped: bool = False) -> None:
-        """Route one item's outcome, unless its request is over or was started anew."""
+        """Route the outcome of one item, unless its request has ended or started again."""
         request = item.request
         if item.generation != request.generation:
             return
@@ -385,7 +389,7 @@ class OpDispatcher:
 
 
 def as_batch(item: Item) -> BatchRun:
-    """Make an item that was a job a batch, which can be given up and started over."""
+    """Return a batch of an item that ran as a job, so that it can be given up or started again."""
     item.apart = BatchRun([item])
     return item.apart
 
@@ -397,7 +401,7 @@ def item_of(
     is_feed: bool = False,
     entered: tuple[Recipient, ...] = (),
 ) -> Item:
-    """Return a request that has come to an Op, which counts from now on."""
+    """Return the item of a request at an Op, and count it as live."""
     spans = node.spans
     if request.spans is not None:
         spans.is_wanted = True
@@ -409,19 +413,19 @@ def item_of(
 
 
 class Shortcut:
-    """The way past the scheduler of an Op, where this one would let each request go at once.
+    """Path around an Op's scheduler, if the scheduler would let each request go at once.
 
-    A request that comes while none is worked on is handed over as it comes; of several that come
-    in one round of the loop none is before its end, so that they wake a thread once and do not
-    fight with it for the interpreter meanwhile.
+    A single request goes to the workers at once. Several requests of one round of the loop go
+    together at the end of the round: they wake a thread once, and do not compete with it for the
+    interpreter.
 
-    Workers that hand requests on to others take each at once, as a kind of Item of their own.
+    Workers that pass requests to others take each at once, as their own kind of Item.
 
     Args:
         make: the kind of Item that the workers take.
 
     Attributes:
-        taken: how many came this way.
+        taken: the number of requests that went this way.
     """
 
     def __init__(self, node: OpDispatcher, router: Router, loop: Loop, make: type[Item]) -> None:
@@ -431,15 +435,15 @@ class Shortcut:
         self._node = node
         self._router = router
         self._loop = loop
-        self._takes_items = False  # as far as is known before the workers are there
-        self._rows: TripRows | None = None  # if it is the only Op of its graph
+        self._takes_items = False  # the workers decide it when they have started
+        self._rows: TripRows | None = None  # set if the graph has no other Op
         self._waiting: list[Any] = []
-        self._is_rush = False  # several came in the last round
+        self._is_rush = False  # several requests came in the last round
 
     def take(
         self, request: RequestState, inputs: dict[str, Any], entered: tuple[Recipient, ...]
     ) -> bool:
-        """Hand a request to the workers, if it is its turn."""
+        """Send a request to the workers if it may go now; return whether it may."""
         node = self._node
         load, spans = node.load, node.spans
         running = load.running
@@ -455,7 +459,7 @@ class Shortcut:
             spans.is_wanted = True
         ready_ns = spans.clock_ns() if spans.is_wanted else 0
         self.taken += 1
-        request.live += 1  # before others that it stands for, who may end it
+        request.live += 1  # before other Ops may answer in its place and end it
         load.running += 1
         load.items += 1
         job: Any = self._make(
@@ -488,7 +492,7 @@ class Shortcut:
         self._node.submit(jobs)
 
     def workers_are_there(self) -> None:
-        """Find out what kind of runs they take."""
+        """Find out what kind of jobs the workers take; called when they have started."""
         self._takes_items = self._hands_on or OpFacts(self._node.op).is_plain
         spans = self._node.spans
         is_only = len(self._router.nodes) == 1 and not self._hands_on
@@ -496,14 +500,14 @@ class Shortcut:
             self._rows = self._rows or TripRows(spans.journal, [spans], [-1])
 
     def done(self, worker: Worker, job: Item) -> None:
-        """Take down what came of a request, and pass it on."""
+        """Record the outcome of an item, and pass it on."""
         if job.apart is not None and job.apart.is_superseded:
             return
         node, router, request, outcome = self._node, self._router, job.request, job.outcome
         load, pace, spans = node.load, node.pace, node.spans
         load.running -= 1
         load.items -= 1
-        if outcome is None:  # it was over before it began
+        if outcome is None:  # it had ended before it began
             spans.unfinished([job], Outcome.OTHER)
         else:
             start_ns, end_ns, rows = job.start_ns, job.end_ns, self._rows
@@ -513,24 +517,26 @@ class Shortcut:
             if spans.is_wanted:
                 now_ns, number = spans.clock_ns(), worker.number
                 ends = job.preprocess_end_ns, job.process_end_ns, end_ns
-                is_usual = type(outcome) is dict and request.spans is None and request.way is None
+                is_usual = (
+                    type(outcome) is dict and request.spans is None and request.trip_rows is None
+                )
                 if rows is not None and is_usual and job.generation == request.generation:
-                    # It can have no other span: it is taken down in its request.
-                    request.way = rows, (job.ready_ns, start_ns, now_ns, number, *ends)
+                    # It can have no other span: it is recorded in its request.
+                    request.trip_rows = rows, (job.ready_ns, start_ns, now_ns, number, *ends)
                 else:
                     spans.alone(job, outcome, number, (start_ns, *ends), now_ns)
             node.links.answered += 1
             if job.generation == request.generation:
-                if request.detours is None or not request.lap(node):  # it was made in the first
+                if request.detours is None or not request.lap(node):  # it was made in the first lap
                     router.route(node, request, outcome)
-                if job.generation == request.generation:  # it goes on
+                if job.generation == request.generation:  # the request is not over
                     router.gone(job)
         if load.has_ready:
             router.cycle.mark_dirty(node)
 
 
 def _shortcut_of(node: OpDispatcher, router: Router, loop: Loop) -> Shortcut | None:
-    """Return the way past the scheduler of an Op; None: it has to see each request."""
+    """Return the path around an Op's scheduler; None: the scheduler needs to see each request."""
     config, make = node.op.pipeline_config, node.workers.visit_type
     is_alone = config.batch_size == 1 and not node.room.size
     if make is None or not (is_alone and traits_of(config.batching).lets_pass):

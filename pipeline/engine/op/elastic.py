@@ -1,4 +1,4 @@
-"""Elastic Ops: their number of workers follows what there is to do. Resizing: it is changed."""
+"""Elastic Ops: their number of workers follows the load. Resizing: changes that number."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from pipeline.op import Op
 _LOGGER = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
-_MEMORY_S = 2.0  # how far back the share of busy workers reaches
-_LEAVING_S = 10.0  # for workers to finish what they have; what takes longer ends by itself
-_MOST_PAUSE_S = 60.0  # between attempts to start workers that could not be started
+_MEMORY_S = 2.0  # the period over which the share of busy workers is averaged
+_LEAVING_S = 10.0  # for workers to finish their jobs; longer jobs end by themselves
+_MOST_PAUSE_S = 60.0  # between attempts to start workers after a failure
 
 
 class Demand(NamedTuple):
-    """An Op's workers at one moment.
+    """An Op's workers and queue at one moment.
 
     Attributes:
-        workers: that there are.
-        busy: how many of them work.
-        queued: requests that wait for one.
-        wait_s: until the last one of those is begun, as far as that can be told.
+        workers: number of workers.
+        busy: how many of them have a job.
+        queued: requests that wait for a worker.
+        wait_s: estimated time until the last of these begins.
     """
 
     workers: int
@@ -44,11 +44,11 @@ class Demand(NamedTuple):
 
 
 class ElasticPolicy:
-    """Number of workers that an Op should have. Plain code of (what is seen, now).
+    """Computes how many workers an Op should have. Plain code of (demand, now).
 
-    More are wanted at once, by the share of them that is busy and by how long requests will wait,
-    but never more than twice as many at a time; fewer when none of the last `idle_s` needed as
-    many. None at all, if that is allowed, when nothing came for so long.
+    The number rises at once, with the share of busy workers and the waiting time of requests, but
+    at most doubles at a time. It falls if no moment in the last `idle_s` needed as many workers,
+    and reaches 0, if that is allowed, when no request came in that time.
     """
 
     def __init__(self, lowest: int, highest: int, config: ElasticConfig) -> None:
@@ -57,13 +57,15 @@ class ElasticPolicy:
         self._config = config
         self._busy = 0.0  # running mean
         self._looked_at: float | None = None
-        self._needs: deque[tuple[float, int]] = deque()  # falling, each the most since it was seen
+        self._needs: deque[tuple[float, int]] = (
+            deque()
+        )  # (time, need), needs falling: the maxima since each time
 
     def wanted(self, seen: Demand, now: float) -> int:
         """Return how many workers there should be from now on."""
         need = self._need(seen, now)
         if not self._needs:
-            self._needs.append((now, seen.workers))  # who was there at the start has its time
+            self._needs.append((now, seen.workers))  # the workers at the start stay for `idle_s`
         while self._needs and self._needs[-1][1] <= need:
             self._needs.pop()
         self._needs.append((now, need))
@@ -74,7 +76,7 @@ class ElasticPolicy:
         return min(seen.workers, self._needs[0][1])
 
     def _need(self, seen: Demand, now: float) -> int:
-        """Return how many workers what is seen now needs."""
+        """Return how many workers the current demand needs."""
         passed = 0.0 if self._looked_at is None else now - self._looked_at
         self._looked_at = now
         self._busy += (seen.busy - self._busy) * min(1.0, passed / _MEMORY_S)
@@ -90,7 +92,7 @@ class ElasticPolicy:
 
 
 class _ElasticOp:
-    """One elastic Op, and what is being changed about it."""
+    """One elastic Op, and the running change of its workers."""
 
     def __init__(self, node: OpDispatcher, policy: ElasticPolicy) -> None:
         self.node = node
@@ -100,7 +102,7 @@ class _ElasticOp:
         self._pause_s = 1.0
 
     def look(self, now: float) -> None:
-        """Begin to change the number of workers, if it is not as it should be."""
+        """Begin to change the number of workers, if it is wrong."""
         if self._change is not None and not self._change.done():
             return
         node = self.node
@@ -110,26 +112,26 @@ class _ElasticOp:
             return
         self._change = asyncio.create_task(self._resize(there, wanted))
 
-    async def _resize(self, there: int, wanted: int) -> None:
+    async def _resize(self, count: int, wanted: int) -> None:
         node = self.node
         try:
             await resize(node, wanted, timeout_s=0.0)
         except PipelineError as error:
             self._not_before = asyncio.get_running_loop().time() + self._pause_s
             _LOGGER.warning(
-                "[%s] %d workers could not become %d, next attempt in %.0f s: %s",
-                *(node.name, there, wanted, self._pause_s, described(error)),
+                "[%s] cannot change from %d to %d workers, next attempt in %.0f s: %s",
+                *(node.name, count, wanted, self._pause_s, described(error)),
             )
             self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
-            if not there:
+            if not count:
                 node.fail(node.scheduler.clear(), error, Outcome.OTHER)
                 node.places_freed()
             return
         self._pause_s = 1.0
-        _LOGGER.info("[%s] %d workers instead of %d", node.name, wanted, there)
+        _LOGGER.info("[%s] %d workers instead of %d", node.name, wanted, count)
 
     async def close(self) -> None:
-        """Leave the number of workers as it is, also half-way."""
+        """Stop a running change, and keep the workers that there are."""
         if self._change is not None:
             self._change.cancel()
             await asyncio.gather(self._change, return_exceptions=True)
@@ -149,7 +151,7 @@ class Elasticity:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look at them from now on; their workers are there."""
+        """Check the Ops regularly from now on; their workers have started."""
         if self._ops:
             self._look()
 
@@ -160,7 +162,7 @@ class Elasticity:
         self._timer = loop.call_later(_LOOK_S, self._look)
 
     async def close(self) -> None:
-        """Change nothing any more."""
+        """Stop all changes."""
         if self._timer is not None:
             self._timer.cancel()
         for op in self._ops:
@@ -168,7 +170,7 @@ class Elasticity:
 
 
 def seen_of(node: OpDispatcher, workers: int) -> Demand:
-    """Return what the policy has to know of an Op with so many workers."""
+    """Return the demand at an Op with so many workers."""
     load, queued = node.load, len(node.scheduler)
     batches = queued / node.op.pipeline_config.batch_size
     wait_s = load.service_s * batches / max(1, workers)
@@ -182,7 +184,7 @@ def _resizable(node: OpDispatcher) -> Resizable:
 
 
 def _check(node: OpDispatcher, bounds: tuple[int, int]) -> None:
-    """Refuse bounds that an Op's workers, or its scheduler, cannot keep. Raises ConfigError."""
+    """Check that an Op's workers and scheduler can keep these bounds. Raises ConfigError."""
     workers, (lowest, highest) = node.workers, bounds
     if not isinstance(workers, Resizable) or not can_be_resized(node.op, highest):
         raise ConfigError(
@@ -191,8 +193,8 @@ def _check(node: OpDispatcher, bounds: tuple[int, int]) -> None:
         )
     if not lowest and (not workers.may_be_none or node.op.pipeline_config.sequence.strategy):
         raise ConfigError(
-            f"op.{node.name}.min_workers: expected at least 1, found 0: what its workers keep "
-            "stays in memory without them, too (threads, sequences). Use workers: process"
+            f"op.{node.name}.min_workers: expected at least 1, found 0: the memory of threads and "
+            "sequences is not freed without workers. Use workers: process"
         )
 
 
@@ -200,9 +202,9 @@ def _check(node: OpDispatcher, bounds: tuple[int, int]) -> None:
 
 
 def can_be_resized(op: Op, count: int) -> bool:
-    """Return whether an Op may have so many workers from now on.
+    """Return whether an Op may change to so many workers.
 
-    Schedulers that have planned with the number that there was cannot.
+    Some schedulers plan with a fixed number and cannot.
     """
     config = op.pipeline_config
     if traits_of(config.batching).steps or config.rate_limiter:
@@ -212,14 +214,14 @@ def can_be_resized(op: Op, count: int) -> bool:
 
 
 async def resize(node: OpDispatcher, count: int, timeout_s: float = _LEAVING_S) -> None:
-    """Have an Op worked on by so many workers: those with the highest numbers go.
+    """Change the number of an Op's workers; those with the highest numbers leave.
 
-    New ones are there when this returns. Who goes finishes what it has begun, and its sequences;
-    what has nothing of a sequence is waited for, so long at most. Nothing else is disturbed.
+    New workers have started when this returns. A leaving worker finishes its jobs and its
+    sequences. If it has no sequences, this waits for it, but at most `timeout_s`.
 
     Raises:
-        InitError: a worker could not be started; all is as before.
-        GraphError: the Op's workers, or its scheduler, cannot.
+        InitError: a worker could not be started; nothing has changed.
+        GraphError: the Op's workers, or its scheduler, cannot change the number.
     """
     workers = node.workers
     if not isinstance(workers, Resizable) or not can_be_resized(node.op, count):
@@ -227,9 +229,9 @@ async def resize(node: OpDispatcher, count: int, timeout_s: float = _LEAVING_S) 
     new = [number for number in range(count) if number not in workers.numbers]
     if new:
         await workers.add(new)
-    gone = [number for number in workers.numbers if number >= count]
-    if not any(op_filter.leave(gone) for op_filter in node.filters) and gone:
-        workers.dismiss(gone)
+    leaving = [number for number in workers.numbers if number >= count]
+    if not any(op_filter.leave(leaving) for op_filter in node.filters) and leaving:
+        workers.dismiss(leaving)
     op = node.op
     op.concurrency = count
     op.pipeline_config = msgspec.structs.replace(op.pipeline_config, concurrency=count)

@@ -19,72 +19,74 @@ _STEPS = ("add", "submit", "release", "pass_on", "schedule", "start_over")
 
 
 class OpFilter:
-    """Base of what stands around an Op's scheduler: override the steps that are needed.
+    """Base of the filters around an Op's scheduler: override the steps that you need.
 
-    The first six steps are methods of the dispatcher, which are called through the filters, the
-    outermost first; `go_on` is the same step of what is within. What no filter overrides costs
-    nothing. The others are asked after the dispatcher itself.
+    The first six steps are methods of the dispatcher. They are called through the filters, the
+    outermost first; `call_next` is the same step of the next filter, or of the dispatcher. A step
+    that no filter overrides costs nothing. The other methods are called after the dispatcher's own.
 
     Attributes:
-        goes_alone: why the Op of such a filter is in no trip.
-        parked: requests that wait here, and not in the scheduler.
+        goes_alone: why the Op of such a filter cannot be in a trip; "": it can.
+        parked: how many requests wait here, and not in the scheduler.
     """
 
     goes_alone: str = ""
     parked: int = 0
 
-    def add(self, go_on: Callable[[Item], None], item: Item) -> None:
-        """Take a request that is to wait for its turn."""
-        go_on(item)
+    def add(self, call_next: Callable[[Item], None], item: Item) -> None:
+        """Take an item before it is queued."""
+        call_next(item)
 
-    def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
-        """Take batches that go to the workers."""
-        go_on(runs)
+    def submit(self, call_next: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
+        """Take batches before they go to the workers."""
+        call_next(runs)
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
-        """Take note that a batch is no longer at the workers; its answers follow."""
-        go_on(run)
+    def release(self, call_next: Callable[[Any], None], run: BatchRun | Item) -> None:
+        """Note that a batch has left the workers; its answers follow."""
+        call_next(run)
 
     def pass_on(
-        self, go_on: Callable[..., None], item: Item, outcome: Any, jumped: bool = False
+        self, call_next: Callable[..., None], item: Item, outcome: Any, jumped: bool = False
     ) -> None:
-        """Take what came of a request."""
-        go_on(item, outcome, jumped)
+        """Take the outcome of an item."""
+        call_next(item, outcome, jumped)
 
-    def schedule(self, go_on: Callable[[], None]) -> None:
-        """Have batches cut, as something has happened."""
-        go_on()
+    def schedule(self, call_next: Callable[[], None]) -> None:
+        """Have batches cut, after something has happened."""
+        call_next()
 
-    def start_over(self, go_on: Callable[..., None], job: BatchRun, error: PipelineError) -> None:
-        """Start over a batch that was lost, or end its requests with `error`."""
-        go_on(job, error)
+    def start_over(
+        self, call_next: Callable[..., None], job: BatchRun, error: PipelineError
+    ) -> None:
+        """Start a lost batch again, or end its requests with `error`."""
+        call_next(job, error)
 
     def passed_by(self, request: RequestState, error: PipelineError | Absent) -> None:
-        """Take note that nothing comes here of a request."""
+        """Note that an error or Absent of a request passes this Op."""
 
     def leave(self, numbers: Collection[int]) -> bool:
-        """Have these workers go when they can, and return True; False: they may go at once."""
+        """Let these workers leave when they can, and return True; False: they may leave at once."""
         return False
 
     def convoy_size(self, rows: int) -> int:
-        """Return how many requests of so many samples may come as one; 0: it has no say."""
+        """Return how many requests of so many samples may come as a convoy; 0: any number."""
         return 0
 
     def seen(self, state: OpState) -> OpState:
-        """Return the state of the Op with what is known here."""
+        """Return the state of the Op, completed by this filter."""
         return state
 
     def close(self) -> None:
-        """Give back what is held."""
+        """Release what the filter holds."""
 
 
 class FilteredDispatcher(Protocol):
-    """An Op's dispatcher, to its filters.
+    """An Op's dispatcher, as its filters see it.
 
     Attributes:
-        filters: those that are there, the outermost first.
-        goes_alone: why the Op is in no trip; "": nothing of its own is against it.
-        shortcut: the way past the scheduler; None: there is none.
+        filters: the filters, the outermost first.
+        goes_alone: why the Op cannot be in a trip; "": nothing prevents it.
+        shortcut: the path around the scheduler; None: there is none.
     """
 
     filters: tuple[OpFilter, ...]
@@ -93,12 +95,12 @@ class FilteredDispatcher(Protocol):
 
 
 def surround(node: FilteredDispatcher, *filters: OpFilter, within: bool = False) -> None:
-    """Put filters around all that an Op has already; or within, around the Op itself.
+    """Put filters around those of the Op; with `within`, directly around the Op itself.
 
-    Each step that one of them overrides is bound in the place of the dispatcher's method.
+    Each step that one of them overrides replaces the dispatcher's method.
     """
     node.filters = (*node.filters, *filters) if within else (*filters, *node.filters)
-    node.shortcut = None  # which leads past them
+    node.shortcut = None  # it would skip the filters
     for op_filter in filters:
         node.goes_alone = node.goes_alone or op_filter.goes_alone
     for step in _STEPS:

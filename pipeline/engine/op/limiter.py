@@ -1,4 +1,4 @@
-"""WorkerLimit: batches of an Op wait for their turn, as its workers share resources with others."""
+"""WorkerLimit: batches of an Op wait until shared resources of its workers are free."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pipeline.engine.worker_api import Loop
 
 
 class WorkerLimit(OpFilter):
-    """Has each batch wait until the rate limiter lets it begin.
+    """Makes each batch wait until the rate limiter lets it begin.
 
-    Raises ConfigError: there is not enough for a worker.
+    Raises ConfigError: the resources are not enough for one worker.
 
     Attributes:
         model: the Op at the limiter; None: the Op is closed.
@@ -31,26 +31,26 @@ class WorkerLimit(OpFilter):
             needs_of(node.op.pipeline_config), self._begin
         )
         self._load = node.load
-        self._go_on: Callable[[Sequence[Any]], None]
+        self._call_next: Callable[[Sequence[Any]], None]
 
-    def schedule(self, go_on: Callable[[], None]) -> None:
+    def schedule(self, call_next: Callable[[], None]) -> None:
         if self.model is not None:
             self._load.most_workers = self.model.at_once
-        go_on()
+        call_next()
 
-    def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
+    def submit(self, call_next: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
         if self.model is None:
-            go_on(runs)
+            call_next(runs)
             return
-        self._go_on = go_on
+        self._call_next = call_next
         for run in runs:
             self.model.ask(run)
 
     def _begin(self, run: Any) -> None:
-        self._go_on([run])
+        self._call_next([run])
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
-        go_on(run)
+    def release(self, call_next: Callable[[Any], None], run: BatchRun | Item) -> None:
+        call_next(run)
         if self.model is not None:
             self.model.release(run)
 
@@ -61,13 +61,13 @@ class WorkerLimit(OpFilter):
 
 
 def open_limits(limiter: RateLimiter | None, nodes: Iterable[OpDispatcher], loop: Loop) -> None:
-    """Have those ask a limiter whose workers share resources. Raises ConfigError; none does."""
+    """Add the Ops whose workers share resources to a limiter. Raises ConfigError, and adds none."""
     opened: list[WorkerLimit] = []
     if limiter is None:
         return
 
     def soon(work: Callable[[], None]) -> None:
-        """Work behind the round in which dispatchers cut their batches, which is to come."""
+        """Call `work` after the coming round in which dispatchers cut their batches."""
         loop.call_soon(functools.partial(_later, loop, work))
 
     limiter.soon = soon
@@ -87,7 +87,7 @@ def _later(loop: Loop, work: Callable[[], None]) -> None:
 
 
 def needs_of(config: OpConfig) -> list[Needs]:
-    """Return what each worker of an Op needs, as `rate_limiter` says of groups of them."""
+    """Return what each worker of an Op needs, from the groups of `rate_limiter`."""
     needs_by_copy: list[Needs] = []
     for group in config.rate_limiter:
         resources = {

@@ -1,4 +1,4 @@
-"""OrderFilter: answers leave an Op in the order in which its requests have come."""
+"""OrderFilter: answers leave an Op in the order in which its requests came."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from pipeline.engine.run.stages import BatchRun
 
 
 class OrderFilter(OpFilter):
-    """Holds what came of a batch until nothing comes, or will come, of those before it.
+    """Holds the answers of a batch until all batches before it are answered.
 
-    Errors of batches that were lost do not wait.
+    Errors of lost batches do not wait.
     """
 
     goes_alone: str = "its answers leave in order"
 
     def __init__(self) -> None:
-        self._numbers: dict[Item, int] = {}  # of the batches of those that are not answered
-        self._open: Counter[int] = Counter()  # so many of each
-        self._lost: dict[Item, int] = {}  # of those that may start over
+        self._numbers: dict[Item, int] = {}  # the batch of each unanswered item
+        self._open: Counter[int] = Counter()  # how many items of each batch are unanswered
+        self._lost: dict[Item, int] = {}  # the batch of each item that may start again
         self._taken = 0
         self._held: list[tuple[int, int, partial[None]]] = []
 
-    def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
+    def submit(self, call_next: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
         for run in runs:
             self._taken += 1
             for item in run.items:
-                if item not in self._numbers:  # what is started over keeps its own
+                if item not in self._numbers:  # an item that starts again keeps its number
                     self._numbers[item] = number = self._lost.pop(item, self._taken)
                     self._open[number] += 1
-        go_on(runs)
+        call_next(runs)
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
+    def release(self, call_next: Callable[[Any], None], run: BatchRun | Item) -> None:
         is_lost = isinstance(run, BatchRun) and run.is_superseded
         for item in run.items:
             if (is_lost or item.is_over) and (number := self._left(item)) is not None:
                 self._lost[item] = number
-        go_on(run)
+        call_next(run)
         if not is_lost:
             self._pass_on_held()
 
     def pass_on(
-        self, go_on: Callable[..., None], item: Item, outcome: Any, jumped: bool = False
+        self, call_next: Callable[..., None], item: Item, outcome: Any, jumped: bool = False
     ) -> None:
         number = self._left(item)
         if number is None:
-            go_on(item, outcome, jumped)
+            call_next(item, outcome, jumped)
             return
         self._taken += 1
-        what = partial(go_on, item, outcome, jumped)
+        what = partial(call_next, item, outcome, jumped)
         heapq.heappush(self._held, (number, self._taken, what))
         self._pass_on_held()
 
-    def schedule(self, go_on: Callable[[], None]) -> None:
+    def schedule(self, call_next: Callable[[], None]) -> None:
         self._lost.clear()
         self._pass_on_held()  # a batch may have been lost
-        go_on()
+        call_next()
 
     def _left(self, item: Item) -> int | None:
         """Take an item out; return the number of its batch, if it was at the workers."""
@@ -74,6 +74,6 @@ class OrderFilter(OpFilter):
         return number
 
     def _pass_on_held(self) -> None:
-        """Pass on what came of batches that have none before them any more."""
+        """Pass on the answers of batches that have no unanswered batch before them."""
         while self._held and self._held[0][0] <= min(self._open, default=math.inf):
             heapq.heappop(self._held)[2]()

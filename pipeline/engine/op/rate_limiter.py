@@ -1,8 +1,9 @@
-"""RateLimiter: instances of the models of a server share resources, in Triton's way.
+"""RateLimiter: instances of a server's models share resources, as in Triton.
 
-An instance runs a batch when all that it needs is free. Of several that wait the one goes next
-whose executions times its priority are the least; while that has not what it needs, no other goes:
-so who needs much is not overtaken for ever. Plain code on the event loop.
+An instance runs a batch when all its resources are free. Of several waiting instances the one with
+the least product of executions and priority goes next. While its resources are not free no other
+goes, so that an instance that needs much is not overtaken again and again. Plain code on the event
+loop.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import msgspec
 from pipeline.errors import ConfigError
 
 SHARED = -2
-"""Stands for the device of a resource that all devices have together."""
+"""The device of a resource that all devices share."""
 
 ANY_DEVICE = -1
-"""Stands for the device of a limit that counts for each of them by itself."""
+"""The device of a limit that applies to each device separately."""
 
 NO_LIMIT = 2**31
 
@@ -28,7 +29,7 @@ Resource = tuple[int, str]
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """Needs of one instance while it runs, and how many chances it gets: 1 / priority."""
+    """Resources that one instance needs while it runs, and its share of turns: 1 / priority."""
 
     resources: Mapping[Resource, int] = {}
     priority: int = 1
@@ -47,7 +48,7 @@ class Instance:
 
     @property
     def turn(self) -> tuple[int, int]:
-        """Its place among those that wait, by what it will have had: the least goes first."""
+        """Return a key that sorts the waiting instances: the least goes first."""
         return (self.executions + 1) * self.needs.priority, self.needs.priority
 
 
@@ -55,17 +56,19 @@ class RateLimiter:
     """The resources of a server.
 
     Args:
-        limits: how much there is of each resource, by ANY_DEVICE or a device and name; none: of
-            each as much as the instance needs that needs most.
+        limits: the amount of each resource, by ANY_DEVICE or a device and name; empty: each
+            resource
+            has the amount that the largest need of an instance asks for.
 
     Attributes:
-        soon: does something in one of the next rounds of the loop. What has become free waits so
-            long: who had it may have more to do, and is to be among those that are looked at.
+        soon: calls a function in one of the next rounds of the loop. Freed resources wait that
+            long,
+            because the model that had them may have more work and should take part.
     """
 
     def __init__(self, limits: Mapping[Resource, int] | None = None) -> None:
         self.soon: Callable[[Callable[[], None]], object] = lambda work: work()
-        self._is_due = False  # to look who goes next
+        self._is_due = False  # a choice of the next instance is due
         self._limits = dict(limits or {})
         self._there: dict[Resource, int] = {}
         self._taken: Counter[Resource] = Counter()
@@ -73,9 +76,9 @@ class RateLimiter:
         self._staged: list[Instance] = []
 
     def add(self, instances: Sequence[Needs], start: Callable[[Any], None]) -> LimitedModel:
-        """Add the instances of a model, whose runs are begun by `start`.
+        """Add the instances of a model; `start` begins a run of one.
 
-        Raises ConfigError: there is not enough for one of them; in Triton's words.
+        Raises ConfigError, with Triton's text: the resources are not enough for an instance.
         """
         others = [
             added.executions * added.needs.priority
@@ -84,7 +87,7 @@ class RateLimiter:
         ]
         model = LimitedModel(self, instances, start)
         least = min(others, default=0)
-        for instance in model.instances:  # who comes late does not make up for what it missed
+        for instance in model.instances:  # a new instance does not catch up with the others
             instance.executions = least // instance.needs.priority
         self._models.append(model)
         try:
@@ -95,7 +98,7 @@ class RateLimiter:
         return model
 
     def remove(self, model: LimitedModel) -> None:
-        """Forget a model; what its instances have is free."""
+        """Remove a model; its instances free their resources."""
         self._models.remove(model)
         self._staged = [instance for instance in self._staged if instance.model is not model]
         for instance in model.running:
@@ -104,14 +107,14 @@ class RateLimiter:
         self.allocate()
 
     def _settle(self) -> None:
-        """Find out how much there is, and how many instances of each model run at once."""
+        """Compute the amount of each resource, and how many instances of a model fit in it."""
         most: dict[Resource, int] = {}
         for model in self._models:
             for instance in model.instances:
                 for resource, count in instance.needs.resources.items():
                     most[resource] = max(count, most.get(resource, 0))
         for device, name in most:
-            if device == SHARED and any(d != SHARED and n == name for d, n in most):
+            if device == SHARED and any(at != SHARED and other == name for at, other in most):
                 raise ConfigError(
                     f'Resource "{name}" is present as both global and device-specific resource in '
                     "the model configuration."
@@ -134,7 +137,7 @@ class RateLimiter:
         return count
 
     def _fitting(self, model: LimitedModel) -> int:
-        """Return how many instances of a model can run at once, if it has all to itself."""
+        """Return how many instances of a model can run at once, if it has all resources."""
         taken: Counter[Resource] = Counter()
         count = 0
         for instance in sorted(
@@ -149,11 +152,11 @@ class RateLimiter:
         return count
 
     def stage(self, instance: Instance) -> None:
-        """Have an instance wait for what it needs."""
+        """Let an instance wait for its resources."""
         self._staged.append(instance)
 
     def allocate(self) -> None:
-        """Begin the runs whose turn it is, as far as there is what they need."""
+        """Begin the runs whose turn it is, as far as there are resources."""
         while self._staged and not self._is_due:
             instance = min(self._staged, key=lambda staged: staged.turn)  # of equal ones the first
             needs = instance.needs.resources
@@ -167,7 +170,7 @@ class RateLimiter:
             instance.model.begin(instance)
 
     def free(self, instance: Instance) -> None:
-        """Take back what an instance had, and see who goes next."""
+        """Take back the resources of an instance; the next one is chosen soon."""
         self._taken.subtract(instance.needs.resources)
         if not self._is_due:
             self._is_due = True
@@ -179,11 +182,11 @@ class RateLimiter:
 
 
 class LimitedModel:
-    """One model at a RateLimiter: its runs wait here for an instance, and for resources.
+    """One model at a RateLimiter: its runs wait here for an instance and for resources.
 
     Attributes:
-        at_once: instances that can run at the same time.
-        running: those that do.
+        at_once: how many instances can run at the same time.
+        running: the instances that run.
     """
 
     def __init__(
@@ -198,13 +201,13 @@ class LimitedModel:
         self._waiting: deque[Any] = deque()
 
     def ask(self, run: Any) -> None:
-        """Begin a run when it is its turn; one with a `worker` is for that instance."""
+        """Begin a run when it is its turn; a run with a `worker` needs that instance."""
         self._waiting.append(run)
         self._stage()
         self._limiter.allocate()
 
     def release(self, run: Any) -> None:
-        """Take note that a run has ended, or another one that has taken the place of one."""
+        """Note that a run has ended, or was superseded by another."""
         instances = [instance for instance in self.running if instance.run is run]
         instances += [instance for instance in self.running if instance.run.is_superseded]
         if not instances:  # it has not begun
@@ -220,17 +223,17 @@ class LimitedModel:
         self._limiter.free(instance)
 
     def begin(self, instance: Instance) -> None:
-        """Begin the run of an instance, which has what it needs."""
+        """Begin the run of an instance that has its resources."""
         self.running.append(instance)
         self._start(instance.run)
 
     def close(self) -> None:
-        """Give back all that the model has; nothing of it begins any more."""
+        """Free all resources of the model; its waiting runs do not begin."""
         self._waiting.clear()
         self._limiter.remove(self)
 
     def _stage(self) -> None:
-        """Have idle instances take runs, and wait for what they need."""
+        """Assign waiting runs to idle instances, which then wait for their resources."""
         left: deque[Any] = deque()
         while self._waiting and self._idle:
             run = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""WorkerWatch: sees to it that no worker of an Op hangs for longer than it may."""
+"""WorkerWatch: gives up workers of an Op that hang."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import Load
 from pipeline.engine.worker_api import Loop, Worker, Workers
 
-_STUCK_FACTOR = 5.0  # a worker nobody waits for may take this many times what a batch usually does
-_MIN_WATCH_S = 0.001  # a loop's clock may be that coarse; looking again sooner is a spin
+# a worker whose result nobody needs may take this many times the usual time of a batch
+_STUCK_FACTOR = 5.0
+_MIN_WATCH_S = 0.001  # a loop's clock may be that coarse; a shorter timer would spin
 
 
 class WorkerWatch:
-    """Gives up workers whose call is over its timeout, or whose work nobody awaits.
+    """Gives up workers whose call exceeds its timeout, or whose result nobody needs.
 
     Args:
-        is_awaited: whether anything runs, or may come; asked on the loop.
+        is_awaited: whether anything runs, or may come; called on the loop.
         timeout_s: of a call of `process`; None: none.
-        patience_s: a worker that nobody waits for any more is given at least this long to finish.
-        give_up: called on the loop with a worker that hangs, and the batch that it has.
+        patience_s: a worker whose result nobody needs gets at least this long to finish.
+        give_up: called on the loop with a worker that hangs, and its batch.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class WorkerWatch:
         self._timer: Any = None
 
     def submitted(self) -> None:
-        """Take note that batches were handed to the workers."""
+        """Note that batches went to the workers."""
         if self.timeout_s is not None and self._timer is None:
             self._look_in(self.timeout_s)
 
     def abandoned(self) -> None:
-        """Take note that nobody waits any more for some of what runs."""
+        """Note that nobody needs some of the running work any more."""
         if self._timer is None and self._is_awaited():
             self._look_in(self._patience_s)
 
@@ -63,10 +64,10 @@ class WorkerWatch:
         self._timer = self._loop.call_at(self._loop.time() + seconds, self._look)
 
     def _look(self) -> None:
-        """Look at every busy worker.
+        """Check every busy worker.
 
-        A call that starts after this check cannot be over its timeout before the next one, so
-        looking again at the earliest possible time keeps timeouts exactly.
+        A call that starts after this check cannot exceed its timeout before the next check, so a
+        check at the earliest possible time keeps timeouts exactly.
         """
         self._timer = None
         now = self._loop.time()
@@ -86,7 +87,7 @@ class WorkerWatch:
             self._look_in(max(_MIN_WATCH_S, min(next_due) - now))
 
     def _due(self, worker: Worker, run: BatchRun | Item) -> float | None:
-        """Return when `worker` has to be given up, if its batch goes on; None: never."""
+        """Return when `worker` has to be given up, if its batch continues; None: never."""
         began, called = worker.job_started, worker.call_started
         if began is not None and all(item.is_over for item in run.items):
             return began + max(self._patience_s, self._load.service_s * _STUCK_FACTOR)

@@ -1,8 +1,8 @@
-"""BoundOp: an Op's methods in one form, whatever arity and return shape the user wrote.
+"""BoundOp: an Op's methods in one form, for any arity and return shape that the user wrote.
 
-The forms are those of every release of Paddle Serving's pipeline (and of its design document):
-one to four parameters, a bare dict or a tuple with product error or error code. They are
-normalised here, once, when a worker binds its copy of the Op; behind this file there is one.
+The forms are those of every release of Paddle Serving's pipeline (and of its design document): one
+to four parameters, a bare dict or a tuple with product error or error code. They are normalised
+here, once, when a worker binds its copy of the Op; all other code knows one form.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ GENERATORS = (Generator, AsyncGenerator)
 _UNFINISHED = (*GENERATORS, Awaitable)
 
 Prepared = tuple[Any, bool]
-"""(what `process` is fed, whether to skip `process`)"""
+"""(the feed of `process`, whether to skip `process`)"""
 
 
 class BoundOp(OpFacts):
@@ -78,11 +78,11 @@ class BoundOp(OpFacts):
         loop: where `async def` methods run.
 
     Attributes:
-        context: of what the worker is about to work on, for the hooks that ask for it: that of one
-            request, or those of a call of `process`.
-        notes: takes notes of what it works on, for logs; None: nobody reads them.
-        feeds: what its sequences add to what `process` is fed; None: nothing.
-        users_preprocess: the method itself, with all its parameters; see `prepared`.
+        context: for hooks that ask for it: of the request that the worker runs, or of all requests
+            of a call of `process`.
+        notes: takes notes of the running work, for logs; None: nothing reads them.
+        feeds: what its sequences add to the feed of `process`; None: nothing.
+        users_preprocess: the user's method, with all its parameters; see `prepared`.
         users_process: the same; see `processed`.
         users_postprocess: the same; see `answered`.
     """
@@ -111,7 +111,7 @@ class BoundOp(OpFacts):
         self.users_postprocess: Callable[..., Any] = self._adapt(POSTPROCESS)
 
     def replacement(self) -> BoundOp:
-        """Return a copy for the worker that takes over from one that is stuck, with its state."""
+        """Return a copy, with its state, for the worker that replaces a stuck one."""
         copied = BoundOp(self.op, self.worker, self._loop)
         if self.feeds is not None:
             copied.feeds = self.feeds.taken_over()
@@ -131,13 +131,13 @@ class BoundOp(OpFacts):
         clock_ns: Callable[[], int],
         visit: Any,
     ) -> tuple[Any, int]:
-        """Return what comes of one request at an Op that `is_plain`, and when preprocess ended.
+        """Return the outcome of one request at an Op that `is_plain`, and when preprocess ended.
 
-        In few bytecodes: what is usual is told apart here. Raises nothing.
+        Inlined for the common case, to save bytecodes. Raises nothing.
 
         Args:
-            visit: its `apart` is the batch that it has become, if it has: when another worker has
-                that, what follows is for that one to do.
+            visit: its `apart` is the batch that it has become, if any: when another worker has that
+                batch, this one must not continue.
         """
         middle_ns = 0
         try:
@@ -166,16 +166,16 @@ class BoundOp(OpFacts):
             return stage_error(error, self, stage, log_id, data_id), middle_ns or clock_ns()
 
     def began(self, item: Any) -> Prepared:
-        """Return what `preprocess` makes of a request, or the error in its place; see `ended`."""
+        """Return the result of `preprocess` for an item, or the error in its place; see `ended`."""
         try:
             return self.preprocess(item.inputs, item.data_id, item.log_id)
         except BaseException as error:  # user code; a worker survives even SystemExit
             return stage_error(error, self, "preprocess", item.log_id, item.data_id), True
 
     def ended(self, item: Any, data: Any) -> Any:
-        """Return what comes of a request whose result, or error, is `data`. Raises nothing."""
+        """Return the outcome of an item whose result, or error, is `data`. Raises nothing."""
         try:
-            if type(data) is dict:  # as nearly always
+            if type(data) is dict:  # the common case
                 if item.is_feed or self._needs_dicts:
                     return data
                 answer = self.users_postprocess(item.inputs, data, item.data_id, item.log_id)
@@ -189,17 +189,17 @@ class BoundOp(OpFacts):
             return stage_error(error, self, "postprocess", item.log_id, item.data_id)
 
     def preprocess(self, inputs: dict[str, Any], data_id: int, log_id: int) -> Prepared:
-        """Raises ProductError for a returned product code, PayloadTypeError for no data."""
+        """Return the data, and whether to skip process; raise an error that preprocess returned."""
         returned = self.users_preprocess(inputs, data_id, log_id)
         is_other = type(returned) is not tuple or len(returned) != 4 or returned[2] is not None
         if is_other or type(returned[0]) is not dict or type(returned[1]) is not bool:
             data, skip = self.prepared(returned)
         else:
-            data, skip, _, _ = returned  # as nearly always
+            data, skip, _, _ = returned  # the common case
         return (data if skip or not self._has_columns else with_columns(data)), skip
 
     def prepared(self, data: Any) -> Prepared:
-        """Return what the user's preprocess returned, in one form."""
+        """Return the result of the user's preprocess, in one form."""
         skip = False
         if isinstance(data, tuple):
             data, skip = self._unpack_prepared(data)
@@ -219,7 +219,7 @@ class BoundOp(OpFacts):
 
     def process(self, feed: Any, log_id: int) -> Any:
         """Return the result for one merged feed. Raises PipelineError for a returned error code."""
-        if not self.merges:  # what it returns is looked at where it is cut up
+        if not self.merges:  # the result is checked where it is cut
             return self.users_process(feed, log_id)
         result = self.users_process([feed], log_id)
         return result if type(result) is dict else self.processed(result)
@@ -243,14 +243,14 @@ class BoundOp(OpFacts):
         return self._finished("process", result)
 
     def answer(self, result: Any) -> Any:
-        """Return the result of `process` as the answer, where the user has no postprocess."""
+        """Return the result of `process` as the answer, if the user has no postprocess."""
         if isinstance(result, _RESULTS):
             return result
         expected = "return a dict of results, or (dict, err_code, err_info)"
         raise self._refused("process", result, expected)
 
     def postprocess(self, inputs: dict[str, Any], fetched: Any, data_id: int, log_id: int) -> Any:
-        """Return the answer, or where it goes: a Goto or Answer, which may be there already.
+        """Return the answer, or a Goto or Answer.
 
         Raises ProductError for a returned product code, PayloadTypeError for no dict.
         """
@@ -264,7 +264,7 @@ class BoundOp(OpFacts):
         return self._told(self.users_postprocess(inputs, fetched, data_id, log_id))
 
     def _told(self, answer: Any) -> Any:
-        """Return what postprocess returned: the answer, or the generator of its parts."""
+        """Return the result of postprocess: the answer, or the generator of its parts."""
         if type(answer) is tuple and len(answer) == 3 and answer[1] is None:
             answer = answer[0]
         if type(answer) is dict:
@@ -272,7 +272,7 @@ class BoundOp(OpFacts):
         return answer if self.streams == "postprocess" else self.answered(answer)
 
     def answered(self, answer: Any) -> Any:
-        """Return what the user's postprocess returned, in one form: a dict, a Goto or Answer."""
+        """Return the result of the user's postprocess, in one form: a dict, a Goto or Answer."""
         if isinstance(answer, tuple):
             if len(answer) != 3:
                 answer = _padded(answer, 3, _named(self, "postprocess"))
@@ -289,7 +289,7 @@ class BoundOp(OpFacts):
         return answer
 
     def _finished(self, method: str, value: Any) -> Any:
-        """Return `value`; refuse what is still to be awaited or iterated over."""
+        """Return `value`; raise if it is a coroutine or generator."""
         if isinstance(value, _UNFINISHED):
             expected = (
                 "return a dict; only what is declared async def is awaited, and only a process or "
@@ -304,7 +304,7 @@ class BoundOp(OpFacts):
         return PayloadTypeError(f"{_named(self, method)} returned {kind}: {expected}")
 
     def _unpack_prepared(self, returned: tuple[Any, ...]) -> Prepared:
-        """Return (data, is_skip, code, info), or (data, code, info) without the flag."""
+        """Return the data and the flag of (data, is_skip, code, info), or (data, code, info)."""
         what = _named(self, "preprocess")
         if len(returned) == 3 and not isinstance(returned[1], bool | np.bool_):
             data, code, info = returned
@@ -323,9 +323,10 @@ class BoundOp(OpFacts):
     def call(
         self, method: str, argument: Any, data_id: int, context: RequestContext | None = None
     ) -> Any:
-        """Return what one of the Op's one-argument methods does, or the PipelineError in its place.
+        """Return the result of one of the Op's one-argument methods, or the PipelineError in its
+        place.
 
-        `data_id` is that of the request, for the log; `context` is for a method that asks for it.
+        `data_id` is the request's, for the log; `context` is for a method that asks for it.
         """
         function = self._called.get(method)
         if function is None:
@@ -355,7 +356,7 @@ class BoundOp(OpFacts):
         if takes_context:
             method = self._in_context(method)
         whole = method if count == len(hook.most) else _adapted(hook, method, names[:count])
-        if self.notes is None or hook is PROCESS:  # a call notes all of its requests
+        if self.notes is None or hook is PROCESS:  # each call notes all of its requests
             return whole
         return self.notes.around(self.name, hook.name, whole)
 
@@ -376,14 +377,14 @@ class BoundOp(OpFacts):
         return wait_for
 
     def wait_for(self, coroutine: Awaitable[Any], name: str) -> Any:
-        """Return what `coroutine`, called `name`, returns, which runs on the loop."""
+        """Return the result of `coroutine`, the method `name`, which runs on the loop."""
         assert self._loop is not None, "there is a loop for every async method"
         self._awaited = awaited = asyncio.run_coroutine_threadsafe(
             ending_alone(coroutine), self._loop
         )
         try:
             result, left_by = awaited.result()
-        except concurrent.futures.CancelledError as error:  # by us, or by user code
+        except concurrent.futures.CancelledError as error:  # by this library, or by user code
             raise PipelineError(f"{name} was cancelled") from error
         finally:
             self._awaited = None
@@ -397,7 +398,7 @@ def _named(op: BoundOp, hook: str) -> str:
 
 
 def unpack_result(returned: Any) -> tuple[Any, int | None]:
-    """Return (payload or Answer, log id or None) of `unpack_request_package` in any shape."""
+    """Return (payload or Answer, log id or None) of any result of `unpack_request_package`."""
     payload, log_id = returned, None
     if isinstance(returned, tuple):
         if len(returned) != 4:
@@ -421,7 +422,7 @@ def unpack_result(returned: Any) -> tuple[Any, int | None]:
 def _log_id(given: Any) -> int:
     try:
         log_id = int(given or 0)
-        log_id.to_bytes(8, signed=True)  # more the wire cannot hold
+        log_id.to_bytes(8, signed=True)  # the limit of the wire format
     except (TypeError, ValueError, OverflowError):
         raise PayloadTypeError(
             f"{UNPACK.name} returned {type(given).__name__} {given!s:.40} as log id: return an "
@@ -431,9 +432,9 @@ def _log_id(given: Any) -> int:
 
 
 def _adapted(hook: Hook, method: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """Return a method that takes fewer parameters as one that takes all of its hook's.
+    """Return a method with fewer parameters as one that takes all parameters of its hook.
 
-    The one id that it may take is the log id, if it has no other name; v0.3's (feed_dict) takes
+    The one id that it may take is the log id, unless its name is data_id; v0.3's (feed_dict) takes
     the dict itself.
     """
     if names == ["feed_dict"] and hook is PROCESS:
@@ -453,7 +454,7 @@ def _padded(returned: tuple[Any, ...], length: int, what: str) -> tuple[Any, ...
 
 
 def _product_error(code: Any, info: Any, what: str) -> PipelineError:
-    """Return the ProductError for a returned code; members of a ProductErrCode count, too."""
+    """Return the ProductError for a returned code, which may be a member of an Enum."""
     try:
         return ProductError(code.value if isinstance(code, Enum) else code, str(info or ""))
     except (TypeError, ValueError):
@@ -463,7 +464,7 @@ def _product_error(code: Any, info: Any, what: str) -> PipelineError:
 
 
 def _close(value: object) -> None:
-    """Drop what a method returned; of a coroutine that is not closed Python says more."""
+    """Drop what a method returned; Python warns about a coroutine that is not closed."""
     if isinstance(value, Coroutine):
         value.close()
 

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 class Call(msgspec.Struct, eq=False):
     """One call of `process`.
 
-    `items` are the indexes, in the batch, of the items that it serves; `spans` has, for
-    each countable thing (rows, sequences, tokens), how many of it every item brought. `part`
-    is the place in the list of a mini-batch. `end_ns` is set where the batch has several calls.
-    Where the Op's batches are `ragged`, `sources` has what preprocess returned of each item.
+    Attributes:
+        items: the indexes, in the batch, of its items.
+        spans: for each countable thing (rows, sequences, tokens), how many of it every item has.
+        part: the place in the list of a mini-batch.
+        end_ns: set if the batch has several calls.
+        sources: if the Op's batches are `ragged`, the result of preprocess for each item.
     """
 
     feed: Any
@@ -36,10 +38,10 @@ class Call(msgspec.Struct, eq=False):
     sources: list[Any] = field(default_factory=list)
 
     def alone(self, items: Mapping[int, Any], attempts: int = 0) -> list[Call]:
-        """Return one call for each item of a merged one, which counts `attempts` already.
+        """Return one call for each item of a merged call, with `attempts` counted already.
 
         Args:
-            items: index in the batch -> what preprocess returned.
+            items: index in the batch -> the result of preprocess.
         """
         if self.ragged is not None:
             return self.ragged.alone(self, attempts)

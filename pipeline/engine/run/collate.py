@@ -1,8 +1,8 @@
-"""Calls of `process` made of items, and items of results again. Pure functions.
+"""Makes calls of `process` from items, and cuts results into items. Pure functions.
 
-Samples that agree in names, dtypes and trailing shapes are merged along axis 0; the others run
-in calls of their own. LoD offsets (`<name>.lod`) are re-based both ways. Lists are joined,
-scalars are kept, and items with different scalars are not mixed; see `with_columns`.
+Samples that agree in names, dtypes and trailing shapes are merged along axis 0; the others run in
+calls of their own. LoD offsets (`<name>.lod`) are re-based both ways. Lists are joined, scalars are
+kept, and items with different scalars are not mixed; see `with_columns`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Form = tuple[tuple[str, "np.dtype[Any]", tuple[int, ...]], ...]
 
 
 def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
-    """Return the calls that serve `items` (index in the batch -> what preprocess returned).
+    """Return the calls for `items` (index in the batch -> the result of preprocess).
 
     Samples are merged up to `most_rows` rows, if that is not 0; none is split.
 
-    Raises nothing: an item that is neither dict nor list gets a call that already failed.
+    Raises nothing: an item that is neither dict nor list gets a call that has failed already.
     """
     if len(items) == 1:
         ((index, item),) = items.items()
@@ -54,7 +54,7 @@ def plan(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
 
 
 def with_columns(feed: Any) -> Any:
-    """Return a feed with a value for each of its rows in the place of a scalar."""
+    """Return a feed in which each scalar has become a column with a value for each row."""
     if not isinstance(feed, dict):
         return feed
     for value in feed.values():
@@ -65,7 +65,7 @@ def with_columns(feed: Any) -> Any:
 
 
 def _column(value: Any, rows: int) -> Any:
-    """Return an array of a number, a list of any other scalar; the rest as it is."""
+    """Return an array of a number, a list of any other scalar; other values unchanged."""
     if not isinstance(value, _SCALARS):
         return value
     column = None if isinstance(value, str | bytes | None) else np.full(rows, value)
@@ -73,12 +73,12 @@ def _column(value: Any, rows: int) -> Any:
 
 
 def plan_each(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
-    """Return the calls that serve items each of which is to be seen by itself.
+    """Return the calls for items that `process` gets one by one.
 
-    The feed of a call is the list of theirs, of `most_rows` rows at most, if that is not 0.
+    The feed of a call is the list of their feeds, with at most `most_rows` rows if that is not 0.
     """
     rows = list(map(rows_of, items.values()))
-    if not most_rows or sum(rows) <= most_rows:  # as nearly always
+    if not most_rows or sum(rows) <= most_rows:  # the common case
         return [Call(list(items.values()), list(items), [rows])]
     return [
         Call([items[index] for index in part], part, [[rows_of(items[index]) for index in part]])
@@ -92,7 +92,7 @@ def plan_alone(items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
 
 
 def bounded(items: Mapping[int, Any], group: list[int], most_rows: int) -> list[list[int]]:
-    """Return `group` in parts, in order, of at most so many rows each; 0: of any number."""
+    """Return `group` in parts, in order, with at most `most_rows` rows each; 0: any number."""
     if not most_rows:
         return [group]
     parts: list[list[int]] = []
@@ -108,8 +108,8 @@ def bounded(items: Mapping[int, Any], group: list[int], most_rows: int) -> list[
 
 
 def rows_brought(calls: Sequence[Call], items: int) -> list[int]:
-    """Return how many rows each of a batch's items brought, all its parts together; at least 1."""
-    if len(calls) == 1 and calls[0].spans and len(calls[0].items) == items:  # as nearly always
+    """Return how many rows each item of a batch fed, in all its parts; at least 1."""
+    if len(calls) == 1 and calls[0].spans and len(calls[0].items) == items:  # the common case
         brought = calls[0].spans[0]
         return brought if all(brought) else [count or 1 for count in brought]
     rows = [0] * items
@@ -123,12 +123,12 @@ def rows_brought(calls: Sequence[Call], items: int) -> list[int]:
 
 
 def executions_of(calls: Sequence[Call], items: int) -> tuple[list[int], list[int]]:
-    """Return which of a batch's items ran together, by number, -1: none; and when each ended."""
+    """Return the number of each item's execution, -1: none; and when each execution ended."""
     if [call.items for call in calls] == [[index] for index in range(items)]:
         return list(range(items)), [call.end_ns for call in calls]
     executions, ends_ns = [-1] * items, list[int]()
     for call in calls:
-        if executions[call.items[0]] < 0:  # else it is another part of a mini-batch
+        if executions[call.items[0]] < 0:  # otherwise it is another part of a mini-batch
             for index in call.items:
                 executions[index] = len(ends_ns)
             ends_ns.append(0)
@@ -143,10 +143,10 @@ def has_more_rows(data: Any, most: int) -> bool:
 
 
 def rows_of(feed: Any) -> int:
-    """Return a feed's rows: sequences of a LoD tensor, else the length of the first array."""
+    """Return a feed's rows: the sequences of a LoD tensor, or the length of the first array."""
     if not isinstance(feed, dict):
         return 1
-    if len(feed) == 1:  # which has no LoD beside it
+    if len(feed) == 1:  # it can have no LoD
         (value,) = feed.values()
         if type(value) is np.ndarray and value.ndim:
             return len(value)
@@ -158,7 +158,7 @@ def rows_of(feed: Any) -> int:
 
 
 def distribute(call: Call) -> list[Any]:
-    """Return the call's result, cut into one for each of its items.
+    """Return the call's result, cut into one result for each item.
 
     Raises:
         PayloadTypeError: the result does not have a row for each row fed, or one for each feed.
@@ -207,7 +207,7 @@ def _plan_one(index: int, item: Any) -> list[Call]:
 def _are_alike(items: list[Any]) -> bool:
     """Return whether all items are dicts of plain arrays that only differ in their rows.
 
-    True for nearly every batch of a model, and much quicker to see than signatures to compare.
+    True for nearly every batch of a model, and much faster than to compare signatures.
     """
     first = items[0]
     if not isinstance(first, dict) or not first:
@@ -232,7 +232,7 @@ def _are_alike(items: list[Any]) -> bool:
 
 
 def form_of(item: dict[str, Any]) -> tuple[Form | None, int]:
-    """Return what plain arrays that go together have in common, and their rows; None for others."""
+    """Return the form of plain arrays with equal rows, and the rows; None for other items."""
     form: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
     rows = -1
     for name, value in item.items():
@@ -255,7 +255,7 @@ def _merge_arrays(items: Mapping[int, dict[str, Any]]) -> Call:
 
 
 def _signature(item: dict[str, Any]) -> Hashable | None:
-    """Return what is equal for items that can be merged; None: it can be merged with nothing."""
+    """Return a value that is equal for items that can be merged; None: it cannot be merged."""
     entries: list[Hashable] = []
     for name in sorted(item, key=str):
         entry = _entry(name, item)
@@ -286,7 +286,7 @@ def _is_lod_of(name: str, names: Mapping[str, Any]) -> bool:
 
 
 def _flat_lod(value: Any) -> np.ndarray | None:
-    """LoD offsets as a 1-D int array; None where they are no ascending offsets from 0."""
+    """Return LoD offsets as a 1-D int array; None if they are not ascending offsets from 0."""
     try:
         offsets = np.asarray(value, dtype=np.int64)
     except (TypeError, ValueError):
@@ -298,7 +298,7 @@ def _flat_lod(value: Any) -> np.ndarray | None:
 
 
 def _spans_of(item: dict[str, Any]) -> list[int] | None:
-    """[rows, then sequences and tokens of every LoD tensor]; None if rows disagree."""
+    """Return [rows, then sequences and tokens of every LoD tensor]; None if rows disagree."""
     rows: set[int] = set()
     lod_spans: list[int] = []
     for name in sorted(item, key=str):
@@ -321,7 +321,7 @@ def _merge(items: list[dict[str, Any]], indexes: list[int]) -> Call:
     if len(items) == 1:
         return Call(items[0], indexes)
     feed = {name: _join_values(name, items) for name in items[0]}
-    spans = (_spans_of(item) or () for item in items)  # each has some: it has a signature
+    spans = (_spans_of(item) or () for item in items)  # each has spans, because it has a signature
     return Call(feed, indexes, [list(column) for column in zip(*spans, strict=True)])
 
 
@@ -329,7 +329,8 @@ def _join_values(name: str, items: list[dict[str, Any]]) -> Any:
     values = [item[name] for item in items]
     first = values[0]
     if _is_lod_of(name, items[0]):  # [0, 2], [0, 3, 5] -> [0, 2, 5, 7]
-        lods = [lod for lod in map(_flat_lod, values) if lod is not None]  # as none is
+        # every item has offsets here
+        lods = [lod for lod in map(_flat_lod, values) if lod is not None]
         starts = np.cumsum([0, *(int(lod[-1]) for lod in lods)])
         shifted = [lod[1:] + start for lod, start in zip(lods, starts, strict=False)]
         joined = np.concatenate([np.zeros(1, np.int64), *shifted])
@@ -361,7 +362,7 @@ def _split(result: Any, spans: list[list[int]]) -> list[Any]:
 
 
 def _split_value(name: str, value: Any, spans: list[list[int]]) -> list[Any]:
-    """Return a piece for each item; what has no axis 0 goes to all, dicts are split within."""
+    """Return a piece for each item; a value without axis 0 goes to all, dicts are split within."""
     if isinstance(value, Mapping):
         return _split(value, spans)
     if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):

@@ -1,4 +1,4 @@
-"""Hooks: the methods that users override, in which forms, and what can be seen wrong at start."""
+"""Hooks: the methods that users override, their forms, and mistakes found at start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.op import Op, RequestOp, ResponseOp, overrides, predictor_of, runs
 _ANY = "*"
 _NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 CONTEXT = "context"
-"""The parameter by which a hook asks for the `RequestContext` of what it works on."""
+"""The parameter with which a hook asks for the `RequestContext` of its requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Hook:
         most: the parameters of its longest form, after `self`.
         least: how many of them its shortest form has.
         others: the forms between, for texts.
-        may_be_async: whether somebody awaits it.
+        may_be_async: whether it may be `async def`.
         answer: what it returns, for texts.
         gives_context: whether it works on requests, and so can ask for their context.
         may_yield: whether it may be a generator, each of whose answers is a part of a stream.
@@ -45,7 +45,7 @@ class Hook:
 
     @property
     def forms(self) -> str:
-        """Every form that is accepted, the longest first."""
+        """Return every accepted form, the longest first."""
         forms = dict.fromkeys((self.most, *self.others, self.most[: self.least]))
         return ", ".join(f"{self.name}({', '.join(('self', *form))})" for form in forms)
 
@@ -78,10 +78,10 @@ _EVERY = (*_OF_OPS, UNPACK, PACK)
 
 
 def check_hooks(ops: Iterable[Op]) -> None:
-    """Look at every hook that will be called.
+    """Check every hook that will be called.
 
     Raises:
-        InitError: naming Op, method and expected forms of all those that cannot be called.
+        InitError: some hooks cannot be called; it names their Ops, methods and expected forms.
     """
     wrong = [text for op in ops for hook in _called(op) for text in _faults(op, hook)]
     if wrong:
@@ -91,8 +91,8 @@ def check_hooks(ops: Iterable[Op]) -> None:
 class HookCall(NamedTuple):
     """The form of a call of a hook: so many arguments by position, and perhaps `context` by name.
 
-    `names` are those of its positional parameters. Where one of the arguments that it has always
-    been given by position is called `context`, this is what it stays: scripts of old go on.
+    `names` are the positional parameters. A parameter called `context` in the place of a positional
+    argument gets that argument, so that old scripts still work.
     """
 
     arguments: int
@@ -110,16 +110,16 @@ def call_form(op: Op, hook: Hook) -> HookCall:
     """Return how a hook is called.
 
     Raises:
-        InitError: it cannot be called with any number of arguments that it may have.
+        InitError: it cannot be called with any accepted number of arguments.
     """
     method = getattr(op, hook.name)
     outer = _signature(method, follow_wrapped=False)
     if outer is None and inspect.isfunction(getattr(method, "__func__", None)):
         raise InitError(
-            f"Op {op.name!r}: {_described(method, hook)} takes no parameter at all, not even "
-            f"self; it is called as {hook.forms}."
+            f"Op {op.name!r}: {_described(method, hook)} takes no parameter, not even self; it is "
+            f"called as {hook.forms}."
         )
-    if outer is None:  # compiled code without one: it is believed to take everything
+    if outer is None:  # compiled code without a signature: assume that it takes everything
         return HookCall(len(hook.most), [_ANY])
     inner = _signature(method, follow_wrapped=True)
     says_more = inner is not None and _ANY in _positional(outer)
@@ -135,20 +135,20 @@ def call_form(op: Op, hook: Hook) -> HookCall:
             if all(_binds(signature, count) for signature in signatures):
                 return HookCall(count, names)
     raise InitError(
-        f"Op {op.name!r}: {_described(method, hook)} takes {outer}, which is none of the forms "
-        f"that it is called in: {hook.forms}."
+        f"Op {op.name!r}: {_described(method, hook)} takes {outer}: expected one of the forms "
+        f"{hook.forms}."
     )
 
 
 def _predicts_in_context(op: Op) -> bool:
-    """Return whether the predictor of an Op looks whether somebody still waits."""
+    """Return whether the predictor of an Op takes the context."""
     predictor = predictor_of(op)
     signature = None if predictor is None else _signature(predictor.predict, follow_wrapped=True)
     return signature is not None and CONTEXT in signature.parameters
 
 
 def _called(op: Op) -> Iterator[Hook]:
-    """Return the hooks of `op` that somebody calls."""
+    """Return the hooks of `op` that are called."""
     for hook in _hooks_of(op):
         is_idle = hook is PROCESS and not runs_process(op)
         if not is_idle and (hook is not CHECK_JUMPING or op.is_jump_op()):
@@ -159,7 +159,7 @@ def _faults(op: Op, hook: Hook) -> Iterator[str]:
     method = getattr(op, hook.name)
     if not callable(method):
         yield (
-            f"Op {op.name!r}: {type(op).__qualname__}.{hook.name} is no method, but "
+            f"Op {op.name!r}: {type(op).__qualname__}.{hook.name} is not a method, but "
             f"{type(method).__name__}. Give it another name, or write {hook.forms}."
         )
         return
@@ -198,7 +198,7 @@ def _described(method: Any, hook: Hook) -> str:
 def _signature(method: Callable[..., Any], follow_wrapped: bool) -> inspect.Signature | None:
     try:
         return inspect.signature(method, follow_wrapped=follow_wrapped)
-    except (TypeError, ValueError):  # compiled code need not have one
+    except (TypeError, ValueError):  # compiled code may have no signature
         return None
 
 
@@ -211,7 +211,7 @@ def _binds(signature: inspect.Signature, count: int, **named: None) -> bool:
 
 
 def _positional(signature: inspect.Signature) -> list[str]:
-    """Return names of the parameters that can be passed by position; "*" for any number."""
+    """Return the names of the parameters that can be passed by position; "*" for any number."""
     names = []
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -225,9 +225,10 @@ def _positional(signature: inspect.Signature) -> list[str]:
 
 
 def doubtful_names(ops: Iterable[Op]) -> Iterator[str]:
-    """Yield warnings of methods that seem to be meant for something else than they are.
+    """Yield warnings of methods that are probably mistakes.
 
-    Those that miss a hook's name, and those that ask for the context where another argument is.
+    These are methods whose name is nearly a hook's, and hooks whose `context` gets another
+    argument.
     """
     ops = list(ops)
     for op in ops:
@@ -251,14 +252,14 @@ def _misplaced_contexts(op: Op) -> Iterator[str]:
         count, names, _ = call_form(op, hook)
         if hook.gives_context and CONTEXT in names[:count]:
             yield (
-                f"Op {op.name!r}: {hook.name} has {CONTEXT!r} where it is given something else, "
-                f"one of {hook.forms}. For the request's context write it behind a star: "
+                f"Op {op.name!r}: {hook.name} has {CONTEXT!r} in the place of another argument, "
+                f"see {hook.forms}. For the request's context write it behind a star: "
                 f"(self, {', '.join(hook.most[: hook.least])}, *, {CONTEXT})."
             )
 
 
 def _doubt(op: Op, cls: type, name: str) -> str:
-    """Return the warning about a method's name; "" if it is a good one."""
+    """Return the warning about a method's name; "" if there is nothing to say."""
     what = f"Op {op.name!r}: {cls.__qualname__}.{name} is never called"
     for hook in _EVERY:
         if name == hook.name:
@@ -269,7 +270,7 @@ def _doubt(op: Op, cls: type, name: str) -> str:
         if name.startswith("_") or hook not in _hooks_of(op) or overrides(op, hook.name):
             continue
         if _is_one_slip(_plain(name), _plain(hook.name)):
-            return f"{what}: is {hook.name} meant? If not, give it a name that is less like it."
+            return f"{what}: is {hook.name} meant? If not, give it a name that differs more."
     return ""
 
 
@@ -280,7 +281,7 @@ def _hooks_of(op: Op) -> tuple[Hook, ...]:
 
 
 def _is_one_slip(one: str, other: str) -> bool:
-    """Return whether two names differ by one letter at most, or by two that are swapped."""
+    """Return whether two names differ by at most one letter, or by two swapped letters."""
     start = _alike(one, other)
     one, other = one[start:], other[start:]
     end = _alike(one[::-1], other[::-1])
@@ -289,7 +290,7 @@ def _is_one_slip(one: str, other: str) -> bool:
 
 
 def _alike(one: str, other: str) -> int:
-    """Return the number of letters that both begin with."""
+    """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -310,5 +311,5 @@ def _names_of(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names_of(constant)
-        elif isinstance(constant, str):  # as of a getattr
+        elif isinstance(constant, str):  # for example of a getattr
             yield constant

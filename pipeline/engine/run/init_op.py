@@ -1,4 +1,4 @@
-"""Calls of `init_op`, and of what else is `async def`, in the context that they belong to."""
+"""Calls of `init_op` and other `async def` methods, in the right context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 async def ending_alone(coroutine: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """Return what a coroutine returns, or what it raises that would end the event loop, too."""
+    """Return the result of a coroutine, or the exception that would also end the event loop."""
     try:
         return await coroutine, None
     except (SystemExit, KeyboardInterrupt) as error:
@@ -23,9 +23,9 @@ async def ending_alone(coroutine: Awaitable[Any]) -> tuple[Any, BaseException | 
 
 
 def run_init_op(op: Op, loop: asyncio.AbstractEventLoop | None) -> None:
-    """Call `init_op`; what it sets in its context, such as numpy's print options, stays set.
+    """Call `init_op`; changes to context variables, such as numpy's print options, persist.
 
-    An `async def` one runs on `loop`, in a context of its own that is taken over from there.
+    An `async def` init_op runs on `loop`; its context is copied back from there.
     """
     init_op: Callable[[], Any] = op.init_op
     if not inspect.iscoroutinefunction(init_op):
@@ -47,16 +47,16 @@ def run_init_op(op: Op, loop: asyncio.AbstractEventLoop | None) -> None:
 
 @runtime_checkable
 class EndingOp(Protocol):
-    """An Op of ours that is told when its worker ends."""
+    """An Op of this library that wants a call when its worker ends."""
 
     def pipeline_end(self) -> None: ...
 
 
 def end_op(op: Op) -> None:
-    """Tell an Op that its worker ends, if it wants to know; what it raises is logged."""
+    """Call `pipeline_end` of an Op that has one; an exception is logged."""
     if not isinstance(op, EndingOp):
         return
     try:
         op.pipeline_end()
     except Exception:  # user code
-        _LOGGER.exception("[%s] failed at its end", op.name)
+        _LOGGER.exception("[%s] failed in pipeline_end", op.name)

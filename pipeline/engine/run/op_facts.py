@@ -1,4 +1,4 @@
-"""OpFacts: what an Op's configuration and class say, once and for all."""
+"""OpFacts: constants from an Op's configuration and class."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class OpFacts:
     """Facts of an Op that do not change while it runs.
 
     Attributes:
-        most_rows: that one call of `process` gets; 0: any number.
-        most_fed_rows: those that are fed to it where `preprocess` is skipped.
+        most_rows: the most rows in one call of `process`; 0: any number.
+        most_fed_rows: the same for requests that skip `preprocess`.
         plan: makes the calls of `process` for the items of a batch; see `collate.plan`.
         merges: whether requests of a batch are merged into one feed.
         asking: the names of the hooks that ask for the context of their requests.
-        hands_on_feeds: whether its model is fed what is fed to it, and nothing that it makes of it.
-        hands_on_fields: whether its model is fed the fields of callers as they come.
-        is_plain: whether nothing happens between `preprocess` and `postprocess`, nor behind it,
-            and neither asks for that context.
-        streams: the name of the hook that is a generator; "": none is.
+        hands_on_feeds: whether the model gets exactly the feed of `process`.
+        hands_on_fields: whether the model gets exactly the fields of the client's request.
+        is_plain: whether the Op only has `preprocess` and `postprocess`, and neither asks for a
+            context.
+        streams: the name of the hook that is a generator; "": none.
     """
 
     def __init__(self, op: Op) -> None:
@@ -59,7 +59,7 @@ class OpFacts:
 
 
 def _hands_on(op: Op) -> bool:
-    """Return whether an Op, and the RequestOp that it reads, are as they are in this library."""
+    """Return whether an Op, and the RequestOp that it reads, override none of these hooks."""
     reads = [*op.get_input_ops()]
     if not reads or overrides(op, "preprocess") or overrides(op, "process"):
         return False
@@ -70,7 +70,7 @@ def _hands_on(op: Op) -> bool:
 
 
 def plan_of(op: Op) -> Plan:
-    """Return how the calls of `process` are made of the items of a batch."""
+    """Return the function that makes calls of `process` for the items of a batch."""
     ragged = _ragged_batch(op)
     if ragged is not None:
         return ragged.plan

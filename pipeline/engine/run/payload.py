@@ -1,4 +1,4 @@
-"""Stand-ins for answers: Payload, of one in a memory of its workers' own; Absent, of none."""
+"""Stand-ins for answers: Payload, an answer in the workers' memory; Absent, no answer."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 from pipeline.errors import GraphError, OverloadedError, PayloadTypeError
 
 ALIGNMENT = 64
-"""Bytes of a cache line, and what vector instructions ask for."""
+"""Bytes of a cache line; vector instructions need this alignment."""
 
 
 class Payload:
     """A handle of an answer, passed on unopened to Ops whose workers can read its memory.
 
-    A class to derive from and no Protocol: users' own data may well have a method `open`.
+    A base class and not a Protocol, because users' own data may have a method `open`.
     """
 
     __slots__ = ()
 
     def open(self, copy: bool = True, bytes_as_views: bool = False) -> Any:
-        """Return what is in it: private and writable or, with `copy` False, perhaps only a view.
+        """Return the answer: private and writable or, if not `copy`, perhaps only a view.
 
         With `bytes_as_views` its large bytes may be read-only memoryviews.
 
@@ -32,28 +32,28 @@ class Payload:
 
     @property
     def byte_size(self) -> int:
-        """Return about how many bytes it holds."""
+        """Return roughly how many bytes it holds."""
         return 0
 
 
 class MemoryDomain:
-    """The memory that workers read payloads from; this one is the server's own objects.
+    """The memory that workers read payloads from; this class stands for the server's own objects.
 
-    Ops whose workers have the same domain hand each other payloads unopened.
+    Ops whose workers share a domain pass payloads to each other unopened.
     """
 
     is_mapped: ClassVar[bool] = False
     """True if other processes of this machine read it in place."""
 
     def serialize(self, payload: Any) -> Any:
-        """Return what several Ops of this domain can read; raises PipelineError."""
+        """Return a form that all Ops of this domain can read; raises PipelineError."""
         return payload
 
     def place(self, size: int, aligned_at: int = 0) -> np.ndarray[Any, Any]:
-        """Return `size` bytes to receive a body in, which nobody has written to.
+        """Return `size` bytes of uninitialised memory to receive a body in.
 
-        Arrays on them are ordinary ones, and keep the memory as long as they live. Their byte
-        `aligned_at` is one that an array of any dtype may begin with.
+        Arrays on it are ordinary arrays, and keep the memory alive. An array of any dtype may begin
+        at its byte `aligned_at`.
 
         Raises:
             OverloadedError: there is no memory left.
@@ -73,7 +73,7 @@ LOCAL: MemoryDomain = MemoryDomain()
 
 
 def opened(answer: Any, copy: bool = True, bytes_as_views: bool = False) -> Any:
-    """Return what is in a Payload, or the error that kept it shut; anything else as it is.
+    """Return the content of a Payload, or the error of opening it; any other value unchanged.
 
     See `Payload.open`.
     """
@@ -86,10 +86,10 @@ def opened(answer: Any, copy: bool = True, bytes_as_views: bool = False) -> Any:
 
 
 class Absent:
-    """Stands for an answer that will not come, for it went elsewhere.
+    """Replaces an answer that will not come, because it went elsewhere.
 
     Args:
-        by: names of the Ops that sent theirs elsewhere.
+        by: names of the Ops that sent their answers elsewhere.
     """
 
     __slots__ = ("by",)
@@ -98,7 +98,7 @@ class Absent:
         self.by: tuple[str, ...] = by
 
     def at_the_end(self) -> GraphError:
-        """Return what is told a request of which nothing reaches the ResponseOp."""
+        """Return the error of a request of which nothing reaches the ResponseOp."""
         by = ", ".join(map(repr, self.by))
         return GraphError(
             f"the request got lost in the graph: what {by} answered went to no Op that leads to "
@@ -107,7 +107,7 @@ class Absent:
 
 
 def present(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the inputs without those that are absent; if all are, one that says why."""
+    """Return the inputs without Absents; if all are absent, one Absent that names all causes."""
     for part in inputs.values():
         if type(part) is Absent:
             break

@@ -1,6 +1,7 @@
-"""Ragged batches: arrays of different shapes in one call of `process`, which is told their shapes.
+"""Ragged batches: arrays of different shapes in one call of `process`, which also gets their
+shapes.
 
-Facts: Triton's `allow_ragged_batch`, `batch_input` and `batch_output` of model_config.proto.
+Source: Triton's `allow_ragged_batch`, `batch_input` and `batch_output` of model_config.proto.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ Arrays = Mapping[str, Any]
 
 
 class RaggedBatch:
-    """Rules by which requests of a batch become one feed, and its result that of each of them.
+    """Rules that make one feed of a batch's requests, and cut its result for each of them.
 
     Args:
-        inputs: names of those whose shapes may differ; they are fed flat, one behind the other.
-        batch_inputs: what is fed besides.
-        batch_outputs: outputs that are cut by the shapes of an input; others by rows.
-        dims: of outputs, without the batch; absent: those of the input that they are cut by.
+        inputs: names of the inputs whose shapes may differ; they are fed flat, one after the other.
+        batch_inputs: additional inputs, made of shapes.
+        batch_outputs: outputs that are cut by the shapes of an input; others are cut by rows.
+        dims: of outputs, without the batch; missing: those of the input that they are cut by.
     """
 
     def __init__(
@@ -54,11 +55,11 @@ class RaggedBatch:
         self._sources |= {batch_input.source_input[0] for batch_input in batch_inputs}
 
     def plan(self, items: Mapping[int, Any], most_rows: int = 0) -> list[Call]:
-        """Return the calls that serve `items`: as `collate.plan`, but for shapes that may differ.
+        """Return the calls for `items`: as `collate.plan`, but shapes may differ.
 
         Args:
-            items: index in the batch -> what preprocess returned.
-            most_rows: of a call; 0: any number. None is split.
+            items: index in the batch -> the result of preprocess.
+            most_rows: of a call; 0: any number. No item is split.
         """
         calls: list[Call] = []
         groups: dict[Hashable, dict[int, Any]] = {}
@@ -77,7 +78,7 @@ class RaggedBatch:
         return calls
 
     def alone(self, call: Call, attempts: int) -> list[Call]:
-        """Return one call for each item of a merged one, which counts `attempts` already."""
+        """Return one call for each item of a merged call, with `attempts` counted already."""
         pairs = zip(call.sources, call.items, strict=True)
         calls = [self._call([source], [index], call.part) for source, index in pairs]
         for single in calls:
@@ -102,11 +103,11 @@ class RaggedBatch:
             return PayloadTypeError(f"expect input type is dict or list, but get {type(item)}")
         missing = next((name for name in sorted(self._sources) if name not in item), None)
         if missing is not None:
-            return InputError(f"input {missing!r} is missing, which batch_input or batch_output is")
+            return InputError(f"input {missing!r} is missing: batch_input or batch_output needs it")
         return None
 
     def _form(self, item: dict[str, Any]) -> Hashable:
-        """Return what those have in common that share a call."""
+        """Return a key that is equal for items that can share a call."""
         form: list[Hashable] = []
         for name in sorted(item, key=str):
             array = np.asarray(item[name])
@@ -115,7 +116,7 @@ class RaggedBatch:
         return tuple(form)
 
     def gathered(self, feeds: Sequence[Arrays]) -> dict[str, Any]:
-        """Return what `process` is fed: ragged inputs flat, others by rows, of all together."""
+        """Return the feed of `process`: ragged inputs flat, others joined by rows."""
         gathered: dict[str, Any] = {}
         for name in feeds[0]:
             arrays = [np.asarray(feed[name]) for feed in feeds]
@@ -131,7 +132,7 @@ class RaggedBatch:
     def cut(self, result: Any, feeds: Sequence[Arrays]) -> list[Any]:
         """Return the result of each request.
 
-        Raises PayloadTypeError: an output has not the rows, or elements, of all together.
+        Raises PayloadTypeError: an output does not have the rows, or elements, of all requests.
         """
         if isinstance(result, Answer):
             return [answer_with(answer, result.head) for answer in self.cut(result.answer, feeds)]
@@ -150,8 +151,8 @@ class RaggedBatch:
             else:
                 shapes = [self._shape(name, np.shape(feed[source])) for feed in feeds]
                 parts = _by_shapes(name, array, shapes)
-            for one, part in zip(answers, parts, strict=True):
-                one[name] = part
+            for request_answer, part in zip(answers, parts, strict=True):
+                request_answer[name] = part
         return answers
 
     def _shape(self, name: str, given: tuple[int, ...]) -> tuple[int, ...]:
@@ -171,9 +172,9 @@ def ragged_batch_of(config: OpConfig) -> RaggedBatch | None:
 
 
 def batch_input(kind: str, shapes: Sequence[tuple[int, ...]]) -> np.ndarray[Any, Any]:
-    """Return what `process` is told of the shapes of an input, one for each request of a batch.
+    """Return an additional input, made of the shapes of an input, one for each request of a batch.
 
-    The shapes have the batch first.
+    The shapes begin with the batch.
     """
     counts = [int(np.prod(shape)) for shape in shapes]
     match kind:

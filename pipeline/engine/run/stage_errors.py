@@ -1,4 +1,4 @@
-"""Errors of a user's methods: what their callers are told, and what is logged."""
+"""Errors of a user's methods: the errors that clients get, and the log."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_RETRY_AFTER_S = 2**31 - 1
-_MAX_IDS = 256  # of one line
-_MAX_LOGGED_CHARS = 400  # of what an exception says
+_MAX_IDS = 256  # in one line
+_MAX_LOGGED_CHARS = 400  # of an exception's text
 
 
 def stage_error(
     error: BaseException, op: BoundOp, stage: str, log_id: int, *data_ids: int
 ) -> PipelineError:
-    """Return what callers are told of an exception in a user's method, in Paddle's words."""
+    """Return the error that clients get for an exception in a user's method, in Paddle's form."""
     if isinstance(error, ProductError):
         return product_error(error)
     if not isinstance(error, PipelineError):
@@ -50,7 +50,7 @@ def stage_error(
 
 
 def stage_failure(error: BaseException, text: str) -> PipelineError:
-    """Return an error with this text, and with the code of `error`; it says when to ask again."""
+    """Return an error with this text and the code of `error`; an overload keeps its retry-after."""
     if not isinstance(error, PipelineError):
         return UserCodeError(text)
     code = code_of(error)
@@ -65,7 +65,7 @@ def ids_of(items: Iterable[Any]) -> list[int]:
 
 
 def noted(data_ids: Sequence[int], log_id: int | None = None) -> str:
-    """Return ids of requests as lines of the log have them, each so that it is found."""
+    """Return ids of requests in the log's form, so that each can be found."""
     words = [f"data_id={data_id}" for data_id in data_ids[:_MAX_IDS]]
     if len(data_ids) > _MAX_IDS:
         words.append(f"and {len(data_ids) - _MAX_IDS} more")
@@ -75,7 +75,7 @@ def noted(data_ids: Sequence[int], log_id: int | None = None) -> str:
 
 
 def log_raised(request: str, op_name: str, stage: str, error: BaseException) -> None:
-    """Log what a user's method raised, with its traceback."""
+    """Log an exception of a user's method, with its traceback."""
     what = printable(described(error)[:_MAX_LOGGED_CHARS])  # the traceback has all of it
     _LOGGER.error("(%s) [%s] %s raised %s", request, op_name, stage, what, exc_info=error)
 
@@ -83,12 +83,12 @@ def log_raised(request: str, op_name: str, stage: str, error: BaseException) -> 
 def process_failure(
     error: BaseException, text: str, op: BoundOp, items: Sequence[Any], is_of_feed: bool = True
 ) -> PipelineError:
-    """Return what requests are told for which `process` has failed, with this text.
+    """Return the error of requests for which `process` has failed, with this text.
 
-    What a model cannot take is for whoever made it to mend: the callers, or the Op.
+    If a model cannot take its input, the code says who has to correct it: the client, or the Op.
 
     Args:
-        is_of_feed: whether the error came from within `process`, not from what that returned.
+        is_of_feed: whether the error came from within `process`, not from its result.
     """
     if isinstance(error, PredictorUnavailableError):
         return PredictorUnavailableError(text)
@@ -102,13 +102,13 @@ def process_failure(
 
 
 def too_large(op: BoundOp, item: Any) -> PipelineError:
-    """Return what a caller is told of more rows than an execution may get, in Triton's words."""
+    """Return the error for more rows than an execution may get, with Triton's text."""
     text = f"inference request batch-size must be <= {op.most_rows} for '{op.name}'"
     return process_failure(InputError(text), text, op, [item])
 
 
 def _hint_at(error: BaseException) -> str:
-    """Return what to know of an error whose own text does not tell it."""
+    """Return advice on an error whose own text does not help."""
     key = error.args[0] if isinstance(error, KeyError) and error.args else None
     if isinstance(key, str) and key.endswith(LOD):
         return (
@@ -120,6 +120,6 @@ def _hint_at(error: BaseException) -> str:
 
 
 def _retry_after_s(error: OverloadedError) -> int:
-    with contextlib.suppress(Exception):  # the user's own class, or what was set, may be anything
+    with contextlib.suppress(Exception):  # of the user's own class, or of any type
         return min(max(0, int(error.retry_after_s)), _MAX_RETRY_AFTER_S)
     return 1

@@ -40,13 +40,13 @@ from pipeline.errors import (
 from pipeline.routes import Routed
 from pipeline.tracing.context import call_trace, child, first_of, set_call_trace
 
-_WHOLE = (PipelineError, Routed)  # what one part of a mini-batch says for all of it
+_WHOLE = (PipelineError, Routed)  # results of one part of a mini-batch that decide for all parts
 _UNSET = object()
 _TRACE = attrgetter("trace")
 
 
 class CallWatch(Protocol):
-    """Told when a call of `process` begins and ends, so that its timeout can be kept."""
+    """Notified when a call of `process` begins and ends, to enforce its timeout."""
 
     def call_begins(self) -> None: ...
     def call_ends(self) -> None: ...
@@ -56,7 +56,7 @@ class BatchRun(BatchJob, eq=False):
     """One batch on its way through an Op's stages."""
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
-        """Run all stages, or those that are left. Raises nothing."""
+        """Run all remaining stages. Raises nothing."""
         try:
             if self.calls is None:
                 self.prepare(op, clock_ns)
@@ -66,7 +66,7 @@ class BatchRun(BatchJob, eq=False):
                     executions, ends_ns = executions_of(self.calls, len(self.items))
                     self.executions: list[int] = executions
                     self.execution_ends_ns: list[int] = ends_ns
-            if self.is_superseded:  # another worker has it: what follows is for that one to do
+            if self.is_superseded:  # another worker has taken the batch over
                 return
             self.kept: dict[int, Any] | None = (
                 op.feeds.kept(self.sequence_steps) if op.feeds else None
@@ -75,7 +75,8 @@ class BatchRun(BatchJob, eq=False):
             self._postprocess(op)
             if op.jumps:
                 self.jumped: bool = _check_jumping(op, self.items, self.outcomes)
-        except BaseException as error:  # ours, on data of any type: the worker must survive it
+        # our own code failed on some data: the worker must survive it
+        except BaseException as error:
             failed = stage_error(error, op, "process", 0, *ids_of(self.items))
             self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
         self.end_ns: int = clock_ns()
@@ -121,7 +122,7 @@ class BatchRun(BatchJob, eq=False):
                 self.skipping.add(index)
         if not keeps_state:
             return
-        if latest is before and is_as_before(op.state, before):  # as nearly always
+        if latest is before and is_as_before(op.state, before):  # the common case
             self.states.clear()
         else:
             keep_changes(before, self.states, op.state)
@@ -174,7 +175,7 @@ class BatchRun(BatchJob, eq=False):
             deadline = self._deadline(op, call)
             if deadline is not None:
                 set_call_deadline(deadline)
-            # What the call asks for belongs to the trace of its first traced item.
+            # The requests that the call sends belong to the trace of its first traced item.
             items = itemgetter(*call.items)
             is_one = len(call.items) == 1
             trace = items(self.items).trace if is_one else first_of(map(_TRACE, items(self.items)))
@@ -200,19 +201,19 @@ class BatchRun(BatchJob, eq=False):
                     set_call_deadline(None)
 
     def _call_process(self, call: Call, op: BoundOp) -> None:
-        """Call `process`; of an Op with sequences also with what is kept of each, or said of it."""
+        """Call `process`; for an Op with sequences with their states and controls."""
         log_id = self.items[call.items[0]].log_id
         if not self.sequence_steps or op.feeds is None:
             call.result = op.process(call.feed, log_id)
             call.result = self._distributed(call)
             return
         fed = op.feeds.fed(call, self.sequence_steps)
-        call.result = fed.without_own(op.process(fed.feed, log_id))
+        call.result = fed.without_states(op.process(fed.feed, log_id))
         call.result = self._distributed(call)
         fed.keep()
 
     def _distributed(self, call: Call) -> list[Any]:
-        """Return what a call's result has for each of its items."""
+        """Return the part of a call's result for each of its items."""
         return distribute(call)
 
     def _deadline(self, op: BoundOp, call: Call) -> float | None:
@@ -221,7 +222,7 @@ class BatchRun(BatchJob, eq=False):
         last = 0.0
         for index in call.items:
             deadline: float | None = self.items[index].deadline
-            if deadline is None:  # as nearly always
+            if deadline is None:  # the common case
                 return attempt_ends
             last = max(last, deadline)
         return last if attempt_ends is None else min(attempt_ends, last)
@@ -243,7 +244,7 @@ class BatchRun(BatchJob, eq=False):
             if self.outcomes[index] is not None:
                 continue
             item, data = self.items[index], fetched.get(index, prepared)
-            if item.is_feed and type(data) is dict:  # there is nothing else to be run
+            if item.is_feed and type(data) is dict:  # no postprocess runs
                 self.outcomes[index] = data
                 continue
             if index in self.states and not isinstance(data, PipelineError):
@@ -253,11 +254,11 @@ class BatchRun(BatchJob, eq=False):
             self.outcomes[index] = op.ended(item, data)
 
     def _gather(self, op: BoundOp) -> dict[int, Any]:
-        """Results by item: a dict, a list of them for a mini-batch, or the error."""
+        """Return the results by item: a dict, a list of dicts for a mini-batch, or the error."""
         calls = self.calls or ()
         if len(calls) == 1 and calls[0].part is None and calls[0].error is None:
             call = calls[0]
-            if len(call.items) == len(self.prepared):  # as nearly always
+            if len(call.items) == len(self.prepared):  # the common case
                 return dict(zip(call.items, call.result, strict=True))
         fetched: dict[int, Any] = {
             index: []
@@ -292,10 +293,10 @@ def is_as_before(state: dict[str, Any], before: dict[str, Any]) -> bool:
 def keep_changes(
     before: dict[str, Any], states: dict[int, dict[str, Any]], after: dict[str, Any]
 ) -> None:
-    """Leave of each state, in place, the attributes that any item has changed.
+    """Reduce each state, in place, to the attributes that any item has changed.
 
-    Also those that an item found as it wanted them: another one may have changed them since, be
-    it one that failed then.
+    This includes attributes that an item set to the value that was there: another item, perhaps a
+    failed one, may have changed them since.
     """
     changed = set()
     for state in (*states.values(), after):
@@ -306,7 +307,7 @@ def keep_changes(
 
 
 def restore(state: dict[str, Any], kept: dict[str, Any]) -> None:
-    """Set the attributes as they were; those that were not there are not there again."""
+    """Set the attributes to their old values, and remove new ones."""
     for name, value in kept.items():
         if value is _UNSET:
             state.pop(name, None)
@@ -315,7 +316,7 @@ def restore(state: dict[str, Any], kept: dict[str, Any]) -> None:
 
 
 def _check_jumping(op: BoundOp, items: Sequence[Any], outcomes: list[Any]) -> bool:
-    """Return whether the answers among a batch's outcomes jump; an error takes their places."""
+    """Return whether the answers of a batch jump; if the check fails, its error replaces them."""
     answers = OrderedDict(
         (item.data_id, ChannelData(item.data_id, item.log_id, outcome))
         for item, outcome in zip(items, outcomes, strict=True)

@@ -1,8 +1,8 @@
-"""The seam between an Op's dispatcher and what cuts its batches; and the queue of what is ready.
+"""The interface of schedulers, which cut an Op's batches; and ReadyQueue, a base for them.
 
 A scheduler is plain code of (state, now): it neither waits nor sets timers, and is called on the
-event loop only. The registry finds it by the key `batching`, and makes one an Op. What the engine
-has to know of it before says its attribute `traits`, a SchedulerTraits.
+event loop only. The registry finds its class by the key `batching`, and one is made for each Op.
+Its attribute `traits`, a SchedulerTraits, describes it to the engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.errors import PipelineError
 _WEIGHT = 1 / 16  # of the newest batch in the running mean
 
 SWITCH = "PIPELINE_TEST_HOOKS"
-"""Environment variable that must be 1 for the others to be read."""
+"""Environment variable that must be 1; otherwise the others are ignored."""
 
 _QUEUED = "TRITONSERVER_DELAY_SCHEDULER"
 _BACKLOG = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
@@ -31,10 +31,13 @@ _BACKLOG = "TRITONSERVER_BACKLOG_DELAY_SCHEDULER"
 class Batch(msgspec.Struct, eq=False):
     """Items that run together.
 
-    `worker` is the number of the one that has to run it, where the workers are addressable; None:
-    any. The times are those of the worker; `end_ns` is 0 for a batch that was not finished.
-    `handed_ns` is when it was sent to a worker process that was idle; 0: to none such.
-    `places` are the slots there of the sequences that the items belong to: no other worker will do.
+    Attributes:
+        worker: the number of the worker that has to run it, if workers are addressable; None: any.
+        start_ns: when the worker began it.
+        end_ns: when the worker ended it; 0: it was not finished.
+        handed_ns: when it was sent to a worker process that was idle; 0: the worker was not idle.
+        places: the slots, at that worker, of the sequences of the items: no other worker can run
+            it.
     """
 
     items: Sequence[Any]
@@ -46,11 +49,11 @@ class Batch(msgspec.Struct, eq=False):
 
 
 class Refusal(msgspec.Struct, eq=False):
-    """Items that a scheduler has given up: they are not in its queue any more.
+    """Items that a scheduler has given up and removed from its queue.
 
     Attributes:
-        error: what their requests are told.
-        outcome: of their spans; None: statistics count none, as of who was never queued.
+        error: the error of their requests.
+        outcome: of their spans; None: there are none, because the items were never queued.
     """
 
     items: Sequence[Any]
@@ -59,20 +62,20 @@ class Refusal(msgspec.Struct, eq=False):
 
 
 class Load(msgspec.Struct, eq=False):
-    """View of the workers that a scheduler cuts batches for.
+    """The workers, as seen by a scheduler.
 
     Attributes:
-        workers: those that take batches.
-        most_workers: how many of them work at the same time.
+        workers: how many take batches.
+        most_workers: how many of them can work at the same time.
         running: batches that they have, or that wait for one of them.
         items: requests in these batches.
         service_s: running mean of the time that a batch takes.
         max_rows: samples that one execution may get; 0: any number.
-        rows_limits: what that is before the model is loaded, and after.
-        max_items: requests that may begin now, for there is room behind for their answers.
-        is_full: no more requests come until some have begun.
-        ahead: whole batches that each busy worker is to have, as its next one is long on its way.
-        has_ready: whether anything is ready, as far as is known since the scheduler was asked.
+        rows_limits: `max_rows` before the model is loaded, and after.
+        max_items: requests that may begin now, because there is room for their answers.
+        is_full: whether no more requests come until some have begun.
+        ahead: how many whole batches each busy worker should have in advance.
+        has_ready: whether anything is ready, as far as is known since the scheduler was called.
     """
 
     workers: int = 0
@@ -88,29 +91,29 @@ class Load(msgspec.Struct, eq=False):
     has_ready: bool = False
 
     def served(self, seconds: float) -> None:
-        """Take down how long a batch took."""
+        """Record how long a batch took."""
         mean = self.service_s
         self.service_s = mean + (seconds - mean) * _WEIGHT if mean else seconds
 
 
 class Scheduler(Protocol):
-    """Cuts one Op's batches out of what is ready for it."""
+    """Cuts one Op's batches from the ready items."""
 
     def __len__(self) -> int:
         """Return how many items are ready."""
 
     def add(self, item: Item, now: float) -> PipelineError | None:
-        """Take an item that is ready; or return why it is not taken."""
+        """Take an item that is ready; or return the error that refuses it."""
 
     def next(self, load: Load, now: float) -> Batch | Refusal | float | None:
-        """Return the next batch to run; or who will never run; or when to ask again.
+        """Return the next batch; or items to refuse; or when to call again.
 
-        None: when something changes. It is asked again at once after a batch and a Refusal; and
+        None: when something changes. It is called again at once after a batch and a Refusal; and
         after each `add`, `done` and change of the workers.
         """
 
     def done(self, batch: Batch, now: float) -> None:
-        """Take note that a batch came to an end; of one that was started over, each part."""
+        """Note that a batch has ended; if it was started again in parts, called for each part."""
 
     def level_of(self, request: RequestState) -> int:
         """Return the level of priority at which a request waits: the lowest goes first."""
@@ -119,23 +122,23 @@ class Scheduler(Protocol):
         """Return how many items are ready at each level."""
 
     def drop(self, request: RequestState) -> list[Item]:
-        """Forget a request that is over or starts anew; return what was ready of it."""
+        """Forget a request that has ended or starts again; return its ready items."""
 
     def clear(self) -> list[Item]:
-        """Forget and return all that is ready, as no worker will ever take it."""
+        """Forget and return all ready items, because no worker will ever take them."""
 
 
 class ReadyQueue:
-    """The items that are ready, the oldest request first; a base for schedulers.
+    """The ready items, the oldest request first; a base for schedulers.
 
-    Those that have waited too long are set aside, and go last, the newest of them first.
+    Items that have waited too long go last, the newest of them first.
     """
 
     def __init__(self) -> None:
         self._ready: list[tuple[int, int, Item]] = []
         self._late: list[tuple[int, int, Item]] = []
         self._added = 0
-        self._has_deadlines = False  # nobody's request so far
+        self._has_deadlines = False  # no request has had one so far
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._late)
@@ -145,7 +148,7 @@ class ReadyQueue:
 
     @property
     def rows(self) -> int:
-        """Samples of all that is ready."""
+        """Return the number of samples of all ready items."""
         return sum(item.request.rows for item in self)
 
     def add(self, item: Item, now: float) -> None:
@@ -157,12 +160,12 @@ class ReadyQueue:
     def take(self, count: int, load: Load, now: float) -> list[Item]:
         """Take up to `count` items, of `load.max_rows` samples in all.
 
-        A request that alone brings more samples goes alone: none is passed over, none is split.
+        A request that has more samples by itself goes alone: no request is passed over or split.
         """
         ready, late, max_rows = self._ready, self._late, load.max_rows
         if self._has_deadlines and (max_rows or len(ready) + len(late) > count):
-            self._set_aside(now, load.service_s)  # else all go at once
-        if count == 1 and ready:  # as nearly always
+            self._set_aside(now, load.service_s)  # otherwise all go at once
+        if count == 1 and ready:  # the common case
             return [ready.pop(0)[2]]
         first = ready[:count]
         after = late[: -1 - min(count - len(first), len(late)) : -1]
@@ -175,7 +178,7 @@ class ReadyQueue:
         return taken
 
     def _set_aside(self, now: float, service_s: float) -> None:
-        """Let those go last who have waited too long; see `request.is_late`."""
+        """Move items that have waited too long to the end; see `request.is_late`."""
         ready, count = self._ready, 0
         while count < len(ready) and ready[count][2].request.is_late(now, service_s):
             count += 1
@@ -190,7 +193,7 @@ class ReadyQueue:
         return {0: len(self)}
 
     def first_ready_at(self) -> float:
-        """Return when the item that has been ready longest became so; there is one."""
+        """Return when the item became ready that has waited longest; there is at least one item."""
         return min(entry[2].ready_at for entry in (*self._ready, *self._late))
 
     def drop(self, request: RequestState) -> list[Item]:
@@ -212,7 +215,7 @@ class ReadyQueue:
 
 
 def _fitting(items: Sequence[Item], max_rows: int) -> int:
-    """Return how many items, in order, have no more rows in all; at least one."""
+    """Return how many of the first items have at most `max_rows` rows together; at least one."""
     for count, item in enumerate(items):
         max_rows -= item.request.rows
         if max_rows < 0 and count:
@@ -228,7 +231,7 @@ class StartCondition(msgspec.Struct, frozen=True):
 
     Attributes:
         queued: requests of sequences that have slots; with `oldest` one of each, at one worker.
-        backlog: requests of those that have none; `oldest` does not look at them, as in Triton.
+        backlog: requests of sequences without slots; `oldest` ignores it, as in Triton.
     """
 
     queued: int
@@ -236,7 +239,7 @@ class StartCondition(msgspec.Struct, frozen=True):
 
 
 def held_start(environment: Mapping[str, str]) -> StartCondition | None:
-    """Return what the hooks ask for; None: nothing, or they are not switched on."""
+    """Return the condition in Triton's test variables; None: none, or they are not switched on."""
     if environment.get(SWITCH) != "1":
         return None
     texts = (environment.get(name, "") for name in (_QUEUED, _BACKLOG))

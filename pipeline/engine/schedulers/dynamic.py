@@ -1,4 +1,4 @@
-"""The schedulers `full` and `adaptive`: batches of whatever is ready, oldest request first."""
+"""The schedulers `full` and `adaptive`: batches of the ready items, oldest request first."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pipeline.engine.op.channel import Item
 from pipeline.engine.schedulers.base import Batch, Load, ReadyQueue
 
 _WEIGHT = 1 / 16  # of the newest gap in the running mean
-_MAX_GAP_S = 1.0  # an idle hour must not hide the rush after it
+_MAX_GAP_S = 1.0  # a long idle time must not hide the rush after it
 _HEADROOM = 1.25  # the adaptive target may grow by a quarter from one batch to the next
-_AHEAD_S = 0.001  # work to queue at a busy worker, so that it never waits for the loop
+_AHEAD_S = 0.001  # work to queue at a busy worker, so that it need not wait for the loop
 _MAX_AHEAD = 32
 
 
 class FullScheduler(ReadyQueue):
-    """Fills batches up to `batch_size` requests, and to as many samples as an execution takes.
+    """Fills batches up to `batch_size` requests, and to the samples that an execution takes.
 
-    Without a timeout nobody waits: an idle worker takes what is ready. With one, the first
-    request of a batch waits for a full one that long at most.
+    Without a timeout no request waits: an idle worker takes what is ready. With a timeout, the
+    first request of a batch waits at most that long for a full batch.
     """
 
     traits: ClassVar[SchedulerTraits] = SchedulerTraits(lets_pass=True, shares_messages=True)
@@ -42,15 +42,15 @@ class FullScheduler(ReadyQueue):
             due = self.first_ready_at() + self._timeout_s
             if now < due and ready < self.target(load):
                 return due
-        if ready == 1 and self._ready:  # as nearly always
+        if ready == 1 and self._ready:  # the common case
             return Batch([self._ready.pop()[2]])
         return Batch(self.take(min(size, load.max_items), load, now))
 
     def done(self, batch: Batch, now: float) -> None:
-        """Do nothing: this scheduler keeps nothing of a batch."""
+        """Do nothing: this scheduler keeps no state of a batch."""
 
     def target(self, load: Load) -> int:
-        """Return the batch that is worth waiting for."""
+        """Return the batch size that is worth waiting for."""
         return self._batch_size
 
     def _may_queue_ahead(self, load: Load) -> bool:
@@ -59,7 +59,7 @@ class FullScheduler(ReadyQueue):
 
 
 class AdaptiveScheduler(FullScheduler):
-    """Waits only for the batch that keeps up with the arrivals."""
+    """Waits only for the batch size that keeps up with the arrivals."""
 
     traits: ClassVar[SchedulerTraits] = SchedulerTraits(lets_pass=True)
 
@@ -76,9 +76,9 @@ class AdaptiveScheduler(FullScheduler):
         self._arrived_at = now
 
     def target(self, load: Load) -> int:
-        """Return the batch that is worth waiting for.
+        """Return the batch size that is worth waiting for.
 
-        By Little's law `service time x arrival rate` requests arrive while a batch runs.
+        By Little's law, `service time x arrival rate` requests arrive while a batch runs.
         """
         size, workers = self._batch_size, max(1, load.workers)
         arrivals = load.service_s / (self.gap_s * workers) if self.gap_s else size
@@ -88,9 +88,9 @@ class AdaptiveScheduler(FullScheduler):
 def batches_ahead(load: Load, batch_size: int) -> int:
     """Return how many full batches may be queued at busy workers.
 
-    About a millisecond's worth, which hides the way to the loop and back for quick Ops; a slow
-    Op gets one a worker, and only where batches are merged: where each request is a batch of
-    its own the oldest one still goes first, unless the way to a worker is long.
+    Batches for about a millisecond, which hides the way to the loop and back for quick Ops. A slow
+    Op gets one for each worker, but only if batches are merged: if each request is a batch of its
+    own, the oldest request should go first, unless the way to a worker is long.
     """
     service_s, workers = load.service_s, load.workers
     if service_s <= 0:

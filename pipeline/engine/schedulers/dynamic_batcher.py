@@ -24,11 +24,12 @@ from pipeline.op import Op, overrides
 from pipeline.proto.v2.raw import about_request
 
 _PER_S = 1e6  # microseconds
-_SPARE = 64  # limits of those who have left, queues without anybody: callers choose levels
+# entries of items that have left, and empty queues, that may stay: clients choose levels
+_SPARE = 64
 
 
 class PolicyQueue:
-    """First come, first served; with `delay` those who are late go behind all who are not.
+    """A queue in order of arrival; with `delay`, late items go after all others.
 
     Args:
         policy: its limits.
@@ -38,7 +39,8 @@ class PolicyQueue:
         self._policy = policy
         self._fresh: dict[Item, None] = {}
         self._late: dict[Item, None] = {}
-        self._limits: list[tuple[float, int, Item]] = []  # some may have left
+        # entries of items that have left may remain
+        self._limits: list[tuple[float, int, Item]] = []
         self._added = 0
 
     def __len__(self) -> int:
@@ -49,21 +51,21 @@ class PolicyQueue:
         yield from self._late
 
     def overflow(self) -> Item | None:
-        """Let go of the newest one if there are too many; return it."""
+        """Remove and return the newest item if there are too many."""
         if 0 < self._policy.max_queue_size < len(self) and self._fresh:
             return self._fresh.popitem()[0]
         return None
 
     @property
     def has_late(self) -> bool:
-        """Return whether there is anybody before whom the next one goes."""
+        """Return whether there are late items, before which a new item goes."""
         return bool(self._late)
 
     def add(self, item: Item, now: float) -> None:
-        """Take a request, and note how long it may wait."""
+        """Add an item, and note how long it may wait."""
         self._fresh[item] = None
         timeout_us = self._policy.default_timeout_microseconds
-        if not timeout_us:  # Triton's rule: then a request's own says nothing
+        if not timeout_us:  # Triton's rule: then a request's own timeout is ignored
             return
         if self._policy.allow_timeout_override:
             timeout_us = _shorter(item.info.parameters.get("timeout", 0), timeout_us)
@@ -74,7 +76,7 @@ class PolicyQueue:
             heapq.heapify(self._limits)
 
     def remove(self, item: Item) -> None:
-        """Let one go that is here."""
+        """Remove an item that is here."""
         if item in self._fresh:
             del self._fresh[item]
         else:
@@ -82,14 +84,14 @@ class PolicyQueue:
 
     @property
     def limited_until(self) -> float | None:
-        """Return when the first one is late; None: nobody will be."""
+        """Return when the first item is late; None: none will be."""
         limits = self._limits
         while limits and limits[0][2] not in self._fresh:
             heapq.heappop(limits)
         return limits[0][0] if limits else None
 
     def expire(self, now: float) -> tuple[list[Item], bool]:
-        """Apply the policy; return who is to be refused, and whether anything has changed."""
+        """Apply the policy; return the refused items, and whether anything has changed."""
         refused: list[Item] = []
         has_changed = False
         while (until := self.limited_until) is not None and until <= now:
@@ -116,15 +118,15 @@ class Draft:
     """Items in the order of the queue, as many as one execution takes. Sizes are in samples.
 
     Args:
-        preferred: sizes of which a batch does not wait to grow.
-        max_rows: of one execution; a request that alone has more goes alone.
+        preferred: at these sizes a batch does not wait to grow.
+        max_rows: of one execution; a request that has more by itself goes alone.
         max_items: of one batch.
-        form: says what may share an execution; None: all of them.
+        form: decides which items may share an execution; None: all.
 
     Attributes:
-        items: so far.
-        rows: theirs.
-        is_closed: whether there is one in the queue that does not fit in.
+        items: the items so far.
+        rows: their samples.
+        is_closed: whether the queue has an item that does not fit in.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class Draft:
         self._limits = max_rows, max_items
         self._form = form
         self._first_form: object = None
-        self._best = 0  # items of the largest preferred size
+        self._best = 0  # number of items at the largest preferred size so far
         self._oldest = 0.0
 
     def has_limits(self, max_rows: int, max_items: int) -> bool:
@@ -150,7 +152,7 @@ class Draft:
         return self._limits == (max_rows, max_items)
 
     def take(self, item: Item) -> bool:
-        """Take the next one of the queue; return False, and be closed, if it does not fit in."""
+        """Take the next item of the queue; if it does not fit in, close and return False."""
         if self.is_closed:
             return False
         rows = item.request.rows
@@ -166,15 +168,15 @@ class Draft:
         return True
 
     def due(self, delay_s: float) -> float:
-        """Return when its oldest has waited for so long."""
+        """Return when its oldest item has waited for the delay."""
         return self._oldest + delay_s
 
     def ripe(self, now: float, delay_s: float) -> int:
-        """Return how many of its items, from the first, go now; 0: it may still grow.
+        """Return how many of its first items go now; 0: it may still grow.
 
-        A preferred size goes at once, and the largest of several. What has none waits for the
-        delay of its oldest, unless it cannot grow to one, and then all goes, up to the most that
-        an execution takes.
+        A preferred size goes at once; of several the largest. A draft without one waits for the
+        delay of its oldest item. If it cannot grow to a preferred size, all items go, up to the
+        limit of an execution.
         """
         is_due = delay_s > 0 and now >= self.due(delay_s)
         if self._best and not is_due:
@@ -186,7 +188,7 @@ class Draft:
 
     def _may_join(self, item: Item, rows: int) -> bool:
         if rows > self._most_preferred and not self._best:
-            self._best = len(self.items)  # it is past all preferred sizes: what is there may go
+            self._best = len(self.items)  # it exceeds all preferred sizes: the items before may go
         max_rows, max_items = self._limits
         if rows > max_rows or len(self.items) >= max_items:
             return False
@@ -202,13 +204,13 @@ EXPIRED = "Request timeout expired"
 
 
 class DynamicBatcher:
-    """Cuts batches of preferred sizes, by priority and then first come, first served.
+    """Cuts batches of preferred sizes, by priority and then in order of arrival.
 
-    Who waits too long is refused, or goes behind the others of its level.
+    An item that waits too long is refused, or goes after the others of its level.
 
     Attributes:
-        form: what items have in common that may share an execution; None: any may.
-        start: what it waits for before its first batch, for tests; None: nothing.
+        form: decides which items may share an execution; None: all.
+        start: the condition for its first batch, for tests; None: none.
     """
 
     traits: ClassVar[SchedulerTraits] = SchedulerTraits(
@@ -217,7 +219,7 @@ class DynamicBatcher:
 
     @classmethod
     def for_op(cls, op: Op, options: None = None) -> DynamicBatcher:
-        """Return one that tells by what an Op is fed which requests may share an execution."""
+        """Return a batcher that compares the Op's feeds to see which may share an execution."""
         batcher = cls(op.pipeline_config)
         batcher.start = held_start(os.environ)
         form = _form_of_fed if overrides(op, "preprocess") else _form_of_inputs
@@ -231,9 +233,9 @@ class DynamicBatcher:
         self._delay_s = batching.max_queue_delay_microseconds / _PER_S
         self._queues: dict[int, PolicyQueue] = {}
         self._levels: list[int] = []  # of the queues, sorted
-        self._at: dict[Item, int] = {}  # level of each
-        self._rows = 0  # samples of all
-        self._draft: Draft | None = None  # of all that are here; None: begin anew
+        self._at: dict[Item, int] = {}  # the level of each item
+        self._rows = 0  # the samples of all items
+        self._draft: Draft | None = None  # of all items; None: to be made again
         self._may_be_ahead = not batching.priority_levels and not any(
             policy.default_timeout_microseconds
             or policy.allow_timeout_override
@@ -264,10 +266,10 @@ class DynamicBatcher:
         self._rows += item.request.rows
 
     def next(self, load: Load, now: float) -> Batch | Refusal | float | None:
-        """Return the next batch; or a refusal; or when to ask again.
+        """Return the next batch; or a refusal; or when to call again.
 
-        Who is one too many is found when no batch can be cut: of many that come at once those
-        count that no worker takes.
+        The queue's limit is checked after no batch could be cut: of many items that come at once
+        only those count that no worker takes.
         """
         if not self._at:
             return None
@@ -286,7 +288,7 @@ class DynamicBatcher:
         return self._overflow() or self._earliest(wake)
 
     def done(self, batch: Batch, now: float) -> None:
-        """Do nothing: this scheduler keeps nothing of a batch."""
+        """Do nothing: this scheduler keeps no state of a batch."""
 
     def drop(self, request: RequestState) -> list[Item]:
         dropped = [item for item in self._at if item.request is request]
@@ -311,11 +313,11 @@ class DynamicBatcher:
         return {level: len(queue) for level, queue in self._queues.items()}
 
     def _goes_last(self, level: int, queue: PolicyQueue) -> bool:
-        """Return whether a request goes behind all that are here."""
+        """Return whether a new item goes after all others."""
         return level >= self._levels[-1] and not queue.has_late
 
     def _may_begin(self, load: Load) -> bool:
-        """Return whether a worker may have a batch: of busy ones only a whole one, ahead."""
+        """Return whether a worker may have a batch; a busy one gets only a whole one, ahead."""
         if self.start is not None:
             if len(self._at) < self.start.queued:
                 return False
@@ -328,7 +330,7 @@ class DynamicBatcher:
         return load.running < load.workers + ahead
 
     def _drafted(self, load: Load) -> Draft:
-        """Return the batch that is there; the same as last time, if nobody has left since."""
+        """Return the next batch so far; it is kept until an item leaves."""
         limits = load.max_rows or self._batch_size, min(self._batch_size, load.max_items)
         draft = self._draft
         if draft is None or not draft.has_limits(*limits):
@@ -363,7 +365,7 @@ class DynamicBatcher:
         return None
 
     def _earliest(self, wake: float | None) -> float | None:
-        """Return the earliest of a time and the limits of all who are here."""
+        """Return the earliest of `wake` and the limits of all items."""
         for queue in self._queues.values():
             until = queue.limited_until
             if until is not None:
@@ -380,20 +382,20 @@ class DynamicBatcher:
             self._levels.remove(level)
 
     def _forget(self, item: Item) -> int:
-        """Count one no more; return its level."""
+        """Remove an item from the counts; return its level."""
         self._rows -= item.request.rows
         return self._at.pop(item)
 
 
 def _form_of_fed(item: Item, ragged: Collection[str]) -> object:
-    """Return the form of what `process` is fed; None: not known before `preprocess`."""
+    """Return the form of the feed of `process`; None: unknown before `preprocess`."""
     return _form_of_inputs(item, ragged) if item.is_feed else None
 
 
 def _form_of_inputs(item: Item, ragged: Collection[str]) -> object:
-    """Return what plain arrays have in common that can be merged, whatever their order.
+    """Return a key of plain arrays that is equal if they can be merged, in any order.
 
-    The shapes of `ragged` ones may differ.
+    The shapes of `ragged` arrays may differ.
     """
     if item.is_feed:
         return frozenset(_form_of_feed(*pair, ragged) for pair in item.inputs.items())

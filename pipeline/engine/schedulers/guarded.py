@@ -1,4 +1,4 @@
-"""GuardedScheduler: a user's scheduler, whose errors end requests instead of the loop's turn."""
+"""GuardedScheduler: a user's scheduler, whose exceptions end only its requests."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SchedulerError(Exception):
     """A scheduler has raised.
 
     Args:
-        items: all that was ready, which it will not cut batches of any more.
-        error: what their requests are told.
+        items: all ready items, which it will not batch any more.
+        error: the error of their requests.
     """
 
     def __init__(self, items: list[Item], error: UserCodeError) -> None:
@@ -32,14 +32,14 @@ class SchedulerError(Exception):
 
 
 class GuardedScheduler:
-    """Passes everything on to a scheduler, and remembers what is ready there.
+    """Passes all calls on to a scheduler, and keeps its ready items.
 
-    What any of its methods raises is logged, and where anything is ready, raised by the next call
-    of `next`, once.
+    An exception in any of its methods is logged; if items are ready, the next call of `next` raises
+    it once.
 
     Args:
         scheduler: the user's.
-        op_name: of the Op that it is for.
+        op_name: of its Op.
     """
 
     def __init__(self, scheduler: Scheduler, op_name: str) -> None:
@@ -63,10 +63,10 @@ class GuardedScheduler:
         return refusal
 
     def next(self, load: Load, now: float) -> Batch | Refusal | float | None:
-        """Return what the scheduler does.
+        """Return the scheduler's decision.
 
         Raises:
-            SchedulerError: it has raised since the last call, or does so now.
+            SchedulerError: it has raised since the last call, or does now.
         """
         batch = None if self._error else self._call("next", load, now)
         if self._error is not None:
@@ -74,7 +74,7 @@ class GuardedScheduler:
             items = list(self._ready)
             self._ready.clear()
             self._call("clear")
-            self._error = None  # it is logged, and nobody is left to be told
+            self._error = None  # it is logged, and there is no request left to fail
             raise SchedulerError(items, error)
         if isinstance(batch, Batch | Refusal):
             for item in batch.items:
@@ -86,11 +86,11 @@ class GuardedScheduler:
         self._call("done", batch, now)
 
     def leave(self, item: Item) -> None:
-        """Have the seat of a request given up; of schedulers that step."""
+        """Free the seat of a request; for schedulers that step."""
         self._call("leave", item)
 
     def level_of(self, request: RequestState) -> int:
-        """Return the only level: as if who came first went first."""
+        """Return the only level, as if requests went in order of arrival."""
         return 0
 
     def levels(self) -> Mapping[int, int]:
@@ -114,18 +114,18 @@ class GuardedScheduler:
     def _call(self, method: str, *args: Any) -> Any:
         try:
             return getattr(self._scheduler, method)(*args)
-        except Exception as error:  # user code: it costs nobody else their turn
+        except Exception as error:  # user code: other Ops must get their turn
             what = f"{type(self._scheduler).__name__}.{method} raised {described(error)}"
-            _LOGGER.exception("[%s] its scheduler failed: %s", self._op_name, printable(what))
+            _LOGGER.exception("[%s] the scheduler failed: %s", self._op_name, printable(what))
             if self._ready:
-                self._error = UserCodeError(f"[{self._op_name}] its scheduler failed: {what}")
+                self._error = UserCodeError(f"[{self._op_name}] the scheduler failed: {what}")
             return None
 
 
 def scheduler_for(op: Op) -> Scheduler:
     """Return the scheduler that an Op's configuration names.
 
-    One of a user's has a guard, but for a strategy, of which more is asked than a guard knows.
+    A user's scheduler gets a guard, except for a strategy, which has methods that the guard lacks.
     """
     config = op.pipeline_config
     kind: registry.Kind = "schedulers"

@@ -1,7 +1,7 @@
 """The scheduler `iterative`: requests join a worker's steps, and stay until they end.
 
-Who has begun has a seat at a worker, `batch_size` of them at each. Its batches are those who join;
-the worker makes its steps by itself, see `engine.streams.steps`.
+A request that has begun has a seat at a worker; each worker has `batch_size` seats. A batch holds
+the requests that join; the worker makes its steps itself, see `engine.streams.steps`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pipeline.engine.schedulers.base import Batch, Load, ReadyQueue
 
 
 class IterativeScheduler(ReadyQueue):
-    """Gives each request a seat as soon as there is one.
+    """Gives each request a seat as soon as one is free.
 
-    Nobody waits for company: a step takes all who are there, `auto_batching_timeout` says nothing
-    here. Who begins does so at the worker with the fewest seats taken.
+    No request waits for others: a step takes all requests that are there, and
+    `auto_batching_timeout` has no effect. A request begins at the worker with the fewest taken
+    seats.
     """
 
     traits: ClassVar[SchedulerTraits] = SchedulerTraits(steps=True)
@@ -30,11 +31,11 @@ class IterativeScheduler(ReadyQueue):
         self._seats: dict[Item, int] = {}
         self._most = config.batch_size
         self._concurrency = config.concurrency
-        self._turn = 0  # of the worker that is asked first
+        self._turn = 0  # the worker that is tried first
 
     @property
     def under_way(self) -> int:
-        """Return how many have a seat."""
+        """Return how many requests have a seat."""
         return len(self._seats)
 
     def next(self, load: Load, now: float) -> Batch | float | None:
@@ -56,18 +57,18 @@ class IterativeScheduler(ReadyQueue):
         return None
 
     def done(self, batch: Batch, now: float) -> None:
-        """Ignore it: a request that has joined goes on until it leaves."""
+        """Do nothing: a request that has joined stays until it leaves."""
 
     def leave(self, item: Item) -> None:
-        """Give up the seat of a request that has ended."""
+        """Free the seat of a request that has ended."""
         self._seats.pop(item, None)
 
     def _joining(self, seated: list[Item], load: Load, now: float) -> list[Item]:
-        """Take who may begin at a worker, where others have these seats."""
+        """Take the items that may begin at a worker with these seated items."""
         places = min(self._most - len(seated), load.max_items)
         if places <= 0:
             return []
-        if load.max_rows:  # of all that are there: they may all be in one step
+        if load.max_rows:  # in all seated items: they may all be in one step
             taken = sum(item.request.rows for item in seated)
             bounded = msgspec.structs.replace(load, max_rows=max(1, load.max_rows - taken))
             first = self._first_rows(now, bounded)

@@ -1,8 +1,8 @@
-"""SequenceBook: the live sequences of one Op, their slots, and who waits for one.
+"""SequenceBook: the live sequences of one Op, their slots, and the sequences that wait for one.
 
-A sequence is what requests with one `sequence_id` are from the one with `sequence_start` to the
-one with `sequence_end`. It has one slot at one worker from its first request to its last, and at
-most one request of it is under way. Pure, as all schedulers are; see `schedulers.base`.
+A sequence consists of the requests with one `sequence_id`, from the one with `sequence_start` to
+the one with `sequence_end`. It has one slot at one worker from its first request to its last, and
+at most one of its requests runs at a time. Pure, as all schedulers are; see `schedulers.base`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _OF_TRITON = {
     "start": "inference request for sequence {id} to model '{op}' must specify the START flag on "
     "the first request of the sequence",
 }
-_OURS = {  # where the caller has not used Triton's words
-    "id": "Op '{op}' has sequences: a request of one says sequence_id, a number that is not 0 or a "
+_OURS = {  # for clients of other protocols than v2
+    "id": "Op '{op}' has sequences: a request needs a sequence_id, a number that is not 0 or a "
     "text",
-    "rows": "Op '{op}' has sequences: a request of one has one row",
-    "start": "Op '{op}' knows no sequence {id}: the first request of one says sequence_start: "
-    "true. It is over behind sequence_end, and when nothing has come of it for max_idle_ms",
+    "rows": "Op '{op}' has sequences: a request must have one row",
+    "start": "Op '{op}' knows no sequence {id}: its first request must have sequence_start: "
+    "true. A sequence ends after sequence_end, and after max_idle_ms without a request",
 }
 
 EXPIRED = "timeout of the corresponding sequence has been expired"
@@ -58,17 +58,17 @@ class LiveSequence(msgspec.Struct, eq=False):
 
     Attributes:
         order: number of its first request: the oldest goes first.
-        slot: None: it waits in the backlog, or behind an older sequence of its id.
-        queue: its requests that are not under way, in order.
-        running: the one that is.
+        slot: None: it waits in the backlog, or after an older sequence of its id.
+        queue: its requests that do not run yet, in order.
+        running: the request that runs.
         has_end: whether its last request has come.
-        is_over: whether it goes on no more, and only has to wait for `running`.
-        fate: field of SequencesState that counts it when it is over.
-        kept: its states behind its last step, by name, or a payload with them; None: they are not
-            known. Only looked at where its worker does not have them, or was lost.
-        is_moved: whether its worker has to be given them.
-        tries: how often the request that is its next one was lost with a worker, alone.
-        is_suspect: whether its next request was lost beside others: it runs alone.
+        is_over: whether it continues no more, and only waits for `running`.
+        fate: the field of SequencesState that counts it after its end.
+        kept: its states after its last step, by name, or a payload with them; None: unknown. Only
+            used if its worker does not have them, or was lost.
+        is_moved: whether its worker has to get them.
+        tries: how often its next request was lost with a worker, alone.
+        is_suspect: whether its next request was lost together with others: it runs alone.
     """
 
     id: SequenceId
@@ -86,45 +86,43 @@ class LiveSequence(msgspec.Struct, eq=False):
 
 
 class Arrivals:
-    """Requests on their way to an Op with sequences: none. Base of what knows better."""
+    """Requests on their way to an Op with sequences: none. Base of a class that knows them."""
 
     def is_awaited(self, id: int | str) -> bool:
         """Return whether a request of a sequence is on its way: then it is not idle."""
         return False
 
     def ended(self, id: int | str, error: PipelineError) -> None:
-        """Take note that a sequence ended before its end, and why."""
+        """Note that a sequence ended before its end, and why."""
 
 
 _LEAST_TRIES = 3
 """A request that was lost alone with so many workers is not tried again."""
 
 Ready: TypeAlias = tuple[float, int, LiveSequence]
-"""Since when a sequence's next request has been ready, that request's number, the sequence."""
+"""Time since when a sequence's next request is ready, that request's number, the sequence."""
 
 
 class SequenceBook:
-    """Book of one Op's sequences.
+    """The sequences of one Op.
 
-    With their states (`checkpoint`) a sequence whose worker was lost waits for another slot, as the
-    oldest of the backlog, and its first batch there brings them. The request that was running runs
-    again, and alone if it was not: which one of a batch is to blame is not known.
+    With `checkpoint` it has their states: a sequence whose worker was lost waits for another slot,
+    as the oldest of the backlog, and its first batch there brings the states. The request that was
+    running runs again, alone if others ran with it, because any of them may have caused the loss.
 
     Args:
-        op_name: for what callers are told.
+        op_name: for error texts.
         slots: at each worker.
-        max_idle_s: a sequence of which nothing came for so long, and that has nothing to do,
-            loses its slot.
-        keeps: whether it is given the states of sequences after each step.
+        max_idle_s: a sequence without requests for so long loses its slot.
+        keeps: whether it gets the states of sequences after each step.
 
     Attributes:
-        queued: requests that are here and not under way.
-        ready: by the worker, the sequences there whose next request may begin, the oldest first.
-        refused: requests that were here and never will run, with what they are to be told. Who
-            reads one takes it out.
-        slots: that sequences have, or may have.
-        fates: how many sequences are over, by what has become of them; see SequencesState.
-        arrivals: who is on the way here.
+        queued: number of requests that are here and do not run.
+        ready: by worker, the sequences whose next request may begin, the oldest first.
+        refused: requests that will never run, with their errors. The reader of one removes it.
+        slots: of all workers, taken and free.
+        fates: how many sequences have ended, by the way; see SequencesState.
+        arrivals: the requests on their way to this Op.
     """
 
     def __init__(self, op_name: str, slots: int, max_idle_s: float, keeps: bool = False) -> None:
@@ -140,14 +138,14 @@ class SequenceBook:
         self._held: dict[SequenceSlot, LiveSequence] = {}
         self._chains = Chains()
         self._running: dict[Item, LiveSequence] = {}
-        # Since when, the longest first; a dict would search its front for those that have left.
+        # Sorted by time; in a dict the search for the first would pass removed entries.
         self._idle: OrderedDict[LiveSequence, float] = OrderedDict()
         self._backlog = Backlog()
 
     # Requests ---------------------------------------------------------------------------------
 
     def add(self, item: Item, now: float) -> PipelineError | None:
-        """Take a request; or return why its sequence cannot be."""
+        """Take a request; or return why it cannot join a sequence."""
         if self._idle:
             self.reap(now)
         info = item.info
@@ -160,8 +158,8 @@ class SequenceBook:
             latest = LiveSequence(info.sequence_id, item.data_id)
             self._backlog.add()
             if self._chains.append(latest):
-                self._backlog.may_have(latest)
-                self._hand_out()
+                self._backlog.queue(latest)
+                self._assign_slots()
         elif info.sequence_start:
             _LOGGER.warning(
                 "sequence %s for model '%s' has a conflict. The previous sequence did not end "
@@ -172,16 +170,16 @@ class SequenceBook:
             self.fates["cut"] += 1
         latest.has_end = info.sequence_end
         latest.queue.append(item)
-        self._chains.came(item.request, latest)
+        self._chains.add_request(item.request, latest)
         self.queued += 1
         if latest.slot is None and (timeout_s := timeout_of(item)):
             self._backlog.limit(latest, now + timeout_s)
-        if len(latest.queue) == 1:  # else it is ready, or not: nothing has changed
+        if len(latest.queue) == 1:  # otherwise nothing has changed
             self._settle(latest, now)
         return None
 
     def take(self, worker: int, count: int) -> list[LiveSequence]:
-        """Begin with the next requests of the first who are ready at a worker."""
+        """Begin the next requests of the first sequences that are ready at a worker."""
         entries = self.ready[worker]
         taken = [sequence for _, _, sequence in entries[:count]]
         del entries[:count]
@@ -192,7 +190,7 @@ class SequenceBook:
         return taken
 
     def done(self, items: Iterable[Item], now: float) -> None:
-        """Take note that requests have run, or never will."""
+        """Note that requests have run, or never will."""
         for item in items:
             sequence = self._running.pop(item, None)
             if sequence is None:
@@ -200,35 +198,35 @@ class SequenceBook:
             sequence.running = None
             if self._keeps:
                 sequence.tries, sequence.is_suspect = 0, False
-            self._chains.left((item.request,), sequence)
+            self._chains.remove_requests((item.request,), sequence)
             if sequence.is_over or (sequence.has_end and not sequence.queue):
                 self._end(sequence)
             else:
                 self._settle(sequence, now)
 
     def unsent(self, item: Item, given: Any) -> None:
-        """Take note that a request which is done did not get to its worker, nor what it brought.
+        """Note that a finished request did not get to its worker, nor did the states sent with it.
 
         Args:
-            given: the states of its sequence that were to go along; None: none.
+            given: the states of its sequence that were to be sent with it; None: none.
         """
         sequence = self._running.get(item)
         if sequence is None:
             return
-        if item.info.sequence_start:  # the worker still has what was before
+        if item.info.sequence_start:  # the worker still has the states from before
             sequence.kept, sequence.is_moved = {}, True
         elif given is not None:
             sequence.is_moved = True
 
     def keep(self, items: Sequence[Item], kept: Mapping[int, Any]) -> None:
-        """Take the states behind a batch's steps, by the place of the item; see `LiveSequence`."""
+        """Take the states after a batch's steps, by the place of the item; see `LiveSequence`."""
         for place, states in kept.items():
             sequence = self._running.get(items[place])
             if sequence is not None:
                 sequence.kept = states
 
     def again(self, items: Sequence[Item], error: PipelineError, attempts: int) -> Sequence[Item]:
-        """Have the requests of a lost batch run again; return those that fail with `error`.
+        """Let the requests of a lost batch run again; return the failed ones, for `error`.
 
         Args:
             attempts: for a request with which a worker hung.
@@ -245,7 +243,7 @@ class SequenceBook:
             sequence.tries += len(items) == 1
             if sequence.is_over or sequence.kept is None or sequence.tries >= most:
                 if item.info.sequence_start and sequence.kept is not None:
-                    sequence.kept = {}  # what was before must not go on behind it
+                    sequence.kept = {}  # the states from before must not be used after it
                 failed.append(item)
                 continue
             del self._running[item]
@@ -257,7 +255,7 @@ class SequenceBook:
         return failed
 
     def drop(self, request: RequestState) -> list[Item]:
-        """Forget a request that is over, which ends its sequence; return what was queued of it."""
+        """Forget a request that is over, which ends its sequence; return its queued items."""
         sequence = self._chains.of(request)
         if sequence is None:
             return []
@@ -267,9 +265,9 @@ class SequenceBook:
         return own
 
     def miss(self, request: RequestState) -> None:
-        """Take note that a request which others of its sequence follow will never be here.
+        """Note that a request will never come here, although later ones of its sequence do.
 
-        What came before it runs; what follows has to begin anew.
+        Requests before it run; requests after it have to start the sequence again.
         """
         sequence = self._chains.last(request.info.sequence_id)
         if sequence is None or sequence.has_end or sequence.is_over:
@@ -282,7 +280,7 @@ class SequenceBook:
         self.end(sequence.id)
 
     def end(self, id: SequenceId) -> None:
-        """End a sequence behind its requests, if there is one that has no end."""
+        """End a sequence after its queued requests, if it has no end yet."""
         sequence = self._chains.last(id)
         if sequence is None or sequence.has_end or sequence.is_over:
             return
@@ -292,14 +290,14 @@ class SequenceBook:
             self._end(sequence)
 
     def clear(self) -> list[Item]:
-        """Forget all sequences; return all that was queued."""
-        everybody = self._chains.all()
-        items = [item for sequence in everybody for item in sequence.queue]
-        for sequence in everybody:
+        """Forget all sequences; return all queued items."""
+        sequences = self._chains.all()
+        items = [item for sequence in sequences for item in sequence.queue]
+        for sequence in sequences:
             sequence.queue.clear()
             sequence.is_over = True
         self.queued = 0
-        self.fates["lost"] += len(everybody)
+        self.fates["lost"] += len(sequences)
         for known in (self._held, self._idle, self._running):
             known.clear()
         self._chains.clear()
@@ -312,10 +310,9 @@ class SequenceBook:
     # Workers ----------------------------------------------------------------------------------
 
     def workers_are(self, lives: Mapping[int, int]) -> None:
-        """Take note of the workers: those that were lost have taken their sequences along.
+        """Note the current workers; sequences of lost workers are lost or move.
 
-        `lives` has, by the number of each, which one it is: a worker that was replaced has
-        another life.
+        `lives` has the incarnation of each worker, by its number: a replacement has another one.
         """
         if lives == self.slots.lives:
             return
@@ -323,17 +320,17 @@ class SequenceBook:
         for slot, sequence in list(self._held.items()):
             if slot.worker in gone:
                 self._worker_is_lost(sequence)
-        self._hand_out()
+        self._assign_slots()
 
     def leave(self, numbers: Collection[int]) -> None:
-        """Have these workers, and no others, begin no more sequences: they are about to go."""
+        """Let these workers, and no others, begin no more sequences: they are about to leave."""
         self.slots.leave(numbers, self._held)
-        self._hand_out()
+        self._assign_slots()
 
     def _worker_is_lost(self, sequence: LiveSequence) -> None:
-        """End a sequence whose worker was lost, or have it wait for another slot.
+        """End a sequence whose worker was lost, or let it wait for another slot.
 
-        What becomes of a request that runs is told later, if its states are known.
+        If its states are known, `again` decides later about a request that runs.
         """
         if self._keeps and sequence.kept is not None and sequence.slot is not None:
             if sequence.running is None:
@@ -341,11 +338,11 @@ class SequenceBook:
             del self._held[sequence.slot]
             sequence.slot, sequence.is_moved = None, True
             self._backlog.add()
-            self._backlog.may_have(sequence)
+            self._backlog.queue(sequence)
             return
         if sequence.running is not None:
             del self._running[sequence.running]
-            self._chains.left((sequence.running.request,), sequence)
+            self._chains.remove_requests((sequence.running.request,), sequence)
             sequence.running = None
         self._stop(sequence, lost(self._op_name, sequence.id))
 
@@ -362,7 +359,7 @@ class SequenceBook:
         return min(idle, limited)
 
     def reap(self, now: float) -> None:
-        """Free the slots of those that have been idle for too long, refuse who waited too long."""
+        """Free the slots of idle sequences, and refuse sequences that waited too long."""
         while self._idle:
             sequence, since = next(iter(self._idle.items()))
             if now < since + self._max_idle_s:
@@ -377,11 +374,11 @@ class SequenceBook:
 
     @property
     def parked(self) -> int:
-        """Requests that wait for a slot, or for one of their own sequence."""
+        """Return how many requests wait for a slot, or for another of their sequence."""
         return self.queued - sum(map(len, self.ready.values()))
 
     def state(self) -> SequencesState:
-        """Return how they stand."""
+        """Return the current state."""
         return SequencesState(
             live=len(self._held) + self._backlog.size,
             backlog=self._backlog.size,
@@ -392,18 +389,18 @@ class SequenceBook:
 
     @property
     def in_backlog(self) -> int:
-        """Requests of sequences that have no slot."""
+        """Return how many requests belong to sequences without a slot."""
         return sum(len(chain.queue) for chain in self._chains.all() if chain.slot is None)
 
     # Within -----------------------------------------------------------------------------------
 
-    def _hand_out(self) -> None:
-        """Give the free slots to those who wait, the oldest first."""
+    def _assign_slots(self) -> None:
+        """Give the free slots to waiting sequences, the oldest first."""
         while self.slots.free and self._backlog.first() is not None:
             sequence = self._backlog.take()
             sequence.slot = self.slots.take()
             self._held[sequence.slot] = sequence
-            if sequence.queue and sequence.running is None:  # else one is about to come
+            if sequence.queue and sequence.running is None:  # otherwise a request is about to come
                 self._is_ready(sequence)
 
     def _settle(self, sequence: LiveSequence, now: float) -> None:
@@ -417,13 +414,13 @@ class SequenceBook:
             self._is_ready(sequence)
 
     def _is_ready(self, sequence: LiveSequence) -> None:
-        assert sequence.slot is not None, "it has one"
+        assert sequence.slot is not None, "the caller checks it"
         first = sequence.queue[0]
         entry = first.ready_at, first.data_id, sequence
         insort(self.ready.setdefault(sequence.slot.worker, []), entry)
 
     def _is_not_ready(self, sequence: LiveSequence) -> None:
-        """Take a sequence out of those who are ready, if it is among them."""
+        """Remove a sequence from `ready`, if it is there."""
         if sequence.slot is None or not sequence.queue:
             return
         entries, first = self.ready.get(sequence.slot.worker, []), sequence.queue[0]
@@ -432,36 +429,36 @@ class SequenceBook:
             del entries[place]
 
     def _stop(self, sequence: LiveSequence, error: PipelineError, own: Iterable[Item] = ()) -> None:
-        """End a sequence before its end; what was queued is refused, but for `own`."""
+        """End a sequence before its end; queued requests are refused, except for `own`."""
         self._is_not_ready(sequence)
         sequence.is_over = True
         self.arrivals.ended(sequence.id, error)
         sequence.fate = "lost" if isinstance(error, WorkerDiedError) else "cut"
         self.queued -= len(sequence.queue)
         self.refused += [(item, error) for item in sequence.queue if item not in own]
-        self._chains.left([item.request for item in sequence.queue], sequence)
+        self._chains.remove_requests([item.request for item in sequence.queue], sequence)
         sequence.queue.clear()
         self._idle.pop(sequence, None)
         if sequence.running is None:
             self._end(sequence)
 
     def _end(self, sequence: LiveSequence) -> None:
-        """Let others have the slot, and those of the same id their turn."""
+        """Free the slot, and let the next sequence of the same id begin."""
         sequence.is_over = True
         self._idle.pop(sequence, None)
         self.fates[sequence.fate] += 1
         slot, following = sequence.slot, self._chains.remove(sequence)
         if slot is None:
-            self._backlog.left()
+            self._backlog.count_ended()
         else:
             del self._held[slot]
             self.slots.give_back(slot)
         if following is not None:
-            self._backlog.may_have(following)
-        self._hand_out()
+            self._backlog.queue(following)
+        self._assign_slots()
 
 
-# What requests are refused with; where Triton has words, they are these -----------------------
+# Errors of requests, with Triton's text where Triton has one ------------------------------------
 
 
 def refusal_of(op_name: str, item: Item, is_new: bool) -> PipelineError | None:
@@ -485,7 +482,7 @@ def _wrong(item: Item, is_new: bool) -> str | None:
 
 
 def dropped(op_name: str, id: int | str, has_slot: bool, request: RequestState) -> PipelineError:
-    """Return what the others of a sequence are told when a request of it has left."""
+    """Return the error of a sequence's other requests after one has left."""
     if not has_slot and isinstance(request.error, DeadlineError):
         return OverloadedError(EXPIRED)
     how = how_it_left(request.error)
@@ -495,15 +492,15 @@ def dropped(op_name: str, id: int | str, has_slot: bool, request: RequestState) 
 
 
 def lost(op_name: str, id: int | str) -> PipelineError:
-    """Return what the requests of a sequence are told whose worker was lost."""
+    """Return the error of a sequence's requests after its worker was lost."""
     return WorkerDiedError(
-        f"[{op_name}] sequence {id} has ended: the worker that it was at was lost, and what that "
-        "kept of it. Begin anew with sequence_start"
+        f"[{op_name}] sequence {id} has ended: its worker was lost, with the sequence's state. "
+        "Begin it again with sequence_start"
     )
 
 
 def how_it_left(error: PipelineError | None) -> str:
-    """Return what became of a request that did not run, by the error of its caller."""
+    """Return a text for the end of a request that did not run, by the client's error."""
     if isinstance(error, DeadlineError):
         return "ran out of time"
     return "was cancelled" if isinstance(error, ClosedError) else "was lost on its way"

@@ -1,6 +1,6 @@
-"""Controls: what `process` is told, in arrays, of the sequences whose requests it works on.
+"""Controls: arrays that describe, to `process`, the sequences of its requests.
 
-Formats are Triton's: a control is [1] of each request, and so [rows, 1] of a batch.
+The formats are Triton's: a control is [1] for each request, and so [rows, 1] for a batch.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Controls:
 
     Args:
         op_name: for texts.
-        controls: checked.
-        flat: names of those that a model takes as [rows].
+        controls: checked controls.
+        flat: names of the controls that a model takes as [rows].
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Controls:
         return None
 
     def arrays(self, steps: Sequence[SequenceStep | None]) -> dict[str, np.ndarray]:
-        """Return the controls of so many rows; None: nobody has sent it."""
+        """Return the controls of these rows; None: a filler."""
         arrays = {control.name: _array(control, steps) for control in self._controls}
         for name in self._flat:
             arrays[name] = arrays[name].reshape(-1)
@@ -75,13 +75,11 @@ def _ids(datatype: str, steps: Sequence[SequenceStep | None]) -> np.ndarray:
         return np.array(texts, object).reshape(-1, 1)
     numbers = [0 if step is None else int(step.id) & _ID_BITS for step in steps]
     ids = np.array(numbers, np.uint64)
-    return ids.astype(DATATYPES[datatype]).reshape(
-        -1, 1
-    )  # of which a shorter type has the low bits
+    return ids.astype(DATATYPES[datatype]).reshape(-1, 1)  # a shorter type gets the low bits
 
 
 def is_one_row(feed: Any) -> bool:
-    """Return whether a request's feed has one row, so that others can be put around it."""
+    """Return whether a request's feed has one row, so that fillers can be put around it."""
     return isinstance(feed, Mapping) and all(
         len(value) == 1
         for value in feed.values()
@@ -90,7 +88,7 @@ def is_one_row(feed: Any) -> bool:
 
 
 def in_slots(steps: Sequence[SequenceStep]) -> list[SequenceStep | None]:
-    """Return a row for each slot up to the highest that has a step; None: it has none."""
+    """Return a row for each slot up to the highest that has a step; None: a filler."""
     rows: list[SequenceStep | None] = [None] * (max(step.slot for step in steps) + 1)
     for step in steps:
         rows[step.slot] = step
@@ -98,10 +96,10 @@ def in_slots(steps: Sequence[SequenceStep]) -> list[SequenceStep | None]:
 
 
 def spread(feed: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
-    """Return a feed with each row at its place; the rows between are zeros, or empty.
+    """Return a feed with each row at its place; the rows between are fillers: zeros, or empty.
 
     Args:
-        feed: of `process`; arrays and lists have a row for each place, other values are kept.
+        feed: of `process`; arrays and lists have a row for each place, other values are unchanged.
         places: of the rows.
     """
     rows = max(places) + 1
@@ -118,29 +116,29 @@ def _spread(value: Any, places: Sequence[int], rows: int) -> Any:
         return listed
     if not isinstance(value, np.ndarray) or value.ndim == 0 or len(value) != len(places):
         return value
-    array = of_nobody(value, (rows, *value.shape[1:]))
+    array = filler_like(value, (rows, *value.shape[1:]))
     array[list(places)] = value
     return array
 
 
-def of_nobody(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return an array for a row that nobody has sent: zeros, or empty elements like the others."""
+def filler_like(like: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Return an array for a filler row: zeros, or empty elements of the type of the others."""
     if like.dtype == object:
         return np.full(shape, _empty(like.flat[0] if like.size else ""), object)
     return np.zeros(shape, like.dtype)
 
 
 def _empty(element: Any) -> Any:
-    """Return an element of nobody's beside those like `element`: "" beside text, 0 beside 5."""
+    """Return an empty element of the type of `element`: "" for text, 0 for 5; None for others."""
     is_simple = isinstance(element, str | bytes | int | float | list)
     return type(element)() if is_simple else None
 
 
 def gathered(result: Any, places: Sequence[int]) -> Any:
-    """Return what `process` made of a feed that was `spread`, without the rows between."""
+    """Return the result of `process` for a feed that was `spread`, without the fillers."""
     rows = max(places) + 1
-    is_as_it_was = list(places) == list(range(rows))
-    return result if is_as_it_was else _gathered(result, places, rows)
+    has_no_fillers = list(places) == list(range(rows))
+    return result if has_no_fillers else _gathered(result, places, rows)
 
 
 def _gathered(value: Any, places: Sequence[int], rows: int) -> Any:

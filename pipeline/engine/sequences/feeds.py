@@ -1,7 +1,7 @@
-"""SequenceFeeds: what the sequences at one copy of an Op add to what its `process` is fed.
+"""SequenceFeeds: what the sequences at one copy of an Op add to the feed of `process`.
 
-Plain code for any worker, as `engine.batch_run`. An Op whose `sequence` has neither states nor
-controls has none, and pays nothing.
+Plain code for any worker, as `engine.run.stages`. An Op whose `sequence` has neither states nor
+controls has no SequenceFeeds, and no cost.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from pipeline.routes import Answer, answer_with
 
 
 class FedCall:
-    """One call of `process` with what its sequences add.
+    """One call of `process` with the additions of its sequences.
 
-    Where rows are fillers each request's is at the place of its slot.
+    If there are fillers, the row of each request is at the place of its slot.
 
     Args:
         steps: of all items of the batch.
-        listed: output names of states that the requests get, too.
-        has_fillers: whether there are rows for slots that have no request.
+        listed: output names of states that the requests also get.
+        has_fillers: whether there are rows for slots without a request.
 
     Attributes:
-        feed: for `process`: the call's own, and what was added.
-        slots: of the sequences that its rows belong to; None: a filler.
+        feed: for `process`: the call's own, and the additions.
+        slots: of the sequences of its rows; None: a filler.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class FedCall:
         self.slots: list[int | None] = [None if step is None else step.slot for step in rows]
         self.feed: Any = {**own, **states.feed(self.slots), **controls.arrays(rows)}
 
-    def without_own(self, result: Any) -> Any:
-        """Return the result of `process` with only what is for the requests of the call.
+    def without_states(self, result: Any) -> Any:
+        """Return the result of `process` with only the outputs for the requests of the call.
 
         Raises:
-            PayloadTypeError: a state that it has is not as it was declared.
+            PayloadTypeError: a state is not as declared.
         """
         whole = result.answer if isinstance(result, Answer) else result
         states = self._states
@@ -81,13 +81,13 @@ class FedCall:
         own = {spec.output_name for spec in states.specs} - self._listed
         rest = {name: value for name, value in whole.items() if name not in own}
         for name in self._listed & rest.keys():
-            rest[name] = np.array(rest[name])  # the caller may write into it
+            rest[name] = np.array(rest[name])  # the client may write into it
         if self._places:
             rest = gathered(rest, self._places)
         return answer_with(rest, result.head) if isinstance(result, Answer) else rest
 
     def keep(self) -> None:
-        """Keep what the result has for the next steps: the call has succeeded."""
+        """Keep the states of the result for the next steps: the call has succeeded."""
         if self._next:
             self._states.keep(self.slots, self._next)
         for step in self._steps:
@@ -99,10 +99,10 @@ class SequenceFeeds:
     """States and controls of the sequences at one copy of an Op.
 
     Args:
-        op: the worker's copy, with its predictor; of a model more is fetched from here on.
+        op: the worker's copy, with its predictor; the predictor fetches the states from now on.
 
     Raises:
-        InitError: the file of an initial state does not hold it, or a model has no such state.
+        InitError: a file does not hold the initial state, or a model has no such state.
     """
 
     def __init__(self, op: Op) -> None:
@@ -128,7 +128,7 @@ class SequenceFeeds:
     def begin(
         self, steps: Sequence[SequenceStep], given: Mapping[int, dict[str, Any]] | None = None
     ) -> None:
-        """Take note of a batch: who begins has nothing of who had the slot before.
+        """Begin a batch: sequences that begin lose the states of earlier ones in their slots.
 
         Args:
             given: by the index of the step, the states of sequences that were elsewhere.
@@ -139,7 +139,7 @@ class SequenceFeeds:
                 self._states.restore(steps[index].slot, states)
 
     def kept(self, steps: Sequence[SequenceStep]) -> dict[int, Any] | None:
-        """Return the states of those who go on, by the index of the step; None: nobody asks."""
+        """Return the states of continuing sequences, by the index of the step; None: not needed."""
         if not self._keeps_elsewhere:
             return None
         return {
@@ -149,7 +149,7 @@ class SequenceFeeds:
     def plan(
         self, feeds: Mapping[int, Any], steps: Sequence[SequenceStep], most_rows: int
     ) -> list[Call]:
-        """Return the calls that serve `feeds`: as `collate.plan`, each for states of one shape.
+        """Return the calls for `feeds`: as `collate.plan`, each for states of one shape.
 
         Args:
             feeds: by the item's index in the batch.
@@ -176,22 +176,22 @@ class SequenceFeeds:
         return Call({}, [index], error=error, done=True)
 
     def drop(self, slot: int) -> None:
-        """Forget what is kept of a sequence that goes on no more."""
+        """Forget the states of a sequence that has ended."""
         self._states.drop(slot)
 
     def taken_over(self) -> SequenceFeeds:
-        """Return a copy for who goes on here, when this one is stuck in a call."""
+        """Return a copy for the worker that takes over, when this one is stuck in a call."""
         feeds = copy(self)
         feeds._states = self._states.taken_over()
         return feeds
 
     def fed(self, call: Call, steps: Sequence[SequenceStep]) -> FedCall:
-        """Return what `process` is fed in a call, which is asked anew for each attempt."""
+        """Return the feed of `process` for a call, made again for each attempt."""
         return FedCall(call, steps, self._states, self._controls, self._listed, self._has_fillers)
 
 
 def feeds_of(op: Op) -> SequenceFeeds | None:
-    """Return what an Op's sequences add to its feeds; None: nothing. Raises InitError."""
+    """Return the SequenceFeeds of an Op; None: nothing to add. Raises InitError."""
     return SequenceFeeds(op) if feeds_sequences(op) else None
 
 
@@ -201,25 +201,22 @@ def feeds_sequences(op: Op) -> bool:
 
 
 def controls_at(op: Op) -> Sequence[Control]:
-    """Return the controls that an Op's configuration has, or that it adds by itself."""
+    """Return the controls in an Op's configuration, and the controls that the Op adds."""
     return (*controls_of(op.name, op.pipeline_config.sequence.controls), *op.pipeline_controls)
 
 
 def has_fillers(op: Op) -> bool:
     """Return whether each slot of an Op's workers has a row of its own in their batches."""
     config = op.pipeline_config
-    tells = any(control.kind is Kind.READY for control in controls_at(op))
+    has_ready_control = any(control.kind is Kind.READY for control in controls_at(op))
     strategy = config.sequence.strategy if has_sequences(config) else None
     has_places = strategy is not None and traits_of(strategy, "strategies").keeps_places
     has_axes = all(state.batch_axis != -1 for state in config.sequence.state)
-    return tells and has_places and config.batch_size > 1 and has_axes
+    return has_ready_control and has_places and config.batch_size > 1 and has_axes
 
 
 def hidden_inputs(op: Op) -> frozenset[str]:
-    """Return the names that `process` is fed and callers do not send.
-
-    They are states, controls, and what is told of shapes.
-    """
+    """Return the inputs of `process` that clients do not send: states, controls, shapes."""
     sequence = op.pipeline_config.sequence
     states = [state.input_name for state in sequence.state]
     made = [
@@ -229,7 +226,7 @@ def hidden_inputs(op: Op) -> frozenset[str]:
 
 
 def hidden_outputs(op: Op) -> frozenset[str]:
-    """Return the names that `process` returns and callers do not get: states that are kept."""
+    """Return the outputs of `process` that clients do not get: states that are kept."""
     listed = {tensor.name for tensor in op.output_tensors}
     listed.update(op.pipeline_config.fetch_list or ())
     listed.update(op.pipeline_config.local_service_conf.fetch_list or ())
@@ -237,7 +234,7 @@ def hidden_outputs(op: Op) -> frozenset[str]:
 
 
 def _folders(op: Op) -> list[Path]:
-    """Return where the files of an Op's initial states may be."""
+    """Return the folders that may have the files of an Op's initial states."""
     base, model = op.pipeline_base_dir, op.pipeline_config.local_service_conf.model_config
     if model is None:
         return [base / FOLDER, base, Path()]
@@ -249,10 +246,10 @@ def _flat_controls(op: Op) -> list[str]:
     """Return the controls that a model takes as [rows], not as [rows, 1].
 
     Raises:
-        InitError: it does not have an input that is declared as a control.
+        InitError: the model has no input for a declared control.
     """
     signature = getattr(predictor_of(op), "signature", None)  # a script's own may have none
-    if signature is None:  # as of a model on another machine
+    if signature is None:  # for example a model on another machine
         return []
     shapes = {spec.name: spec.shape for spec in signature.inputs}
     names = [control.name for control in op.pipeline_config.sequence.controls]
@@ -266,7 +263,7 @@ def _flat_controls(op: Op) -> list[str]:
 
 
 def _fetch_states(op: Op, states: SlotStates) -> None:
-    """Have the default `process` fetch what a model returns as states. Raises InitError."""
+    """Let the default `process` fetch the outputs of a model that are states. Raises InitError."""
     fed, fetched = list(op.right_feed_names), list(op._fetch_names or op.right_fetch_names)
     for spec in states.specs:
         if spec.input_name not in fed:

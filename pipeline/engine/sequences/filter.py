@@ -1,4 +1,4 @@
-"""SequenceFilter: what is around the scheduler of an Op with `sequence`."""
+"""SequenceFilter: the filter around the scheduler of an Op with `sequence`."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
 
-_WARNS_EVERY_S = 60.0  # that sequences wait for slots
-_LOOKS_EVERY_S = 1.0  # whether they do: to tell takes as long as there are sequences
-_MOST_TOLD = 256  # requests that are refused in one turn of the event loop
+_WARNS_EVERY_S = 60.0  # the warning about sequences that wait for slots
+_LOOKS_EVERY_S = 1.0  # the check for that warning, whose cost grows with the sequences
+_MOST_TOLD = 256  # requests that are refused in one round of the event loop
 
 
 class SequenceFilter(OpFilter):
-    """Has each sequence run at one worker, which keeps what its Op does.
+    """Keeps each sequence at one worker, which has the state of the sequence.
 
-    A batch is never run twice: that would be a second step of its sequences. What a lost worker
-    had is lost, and so are the sequences there; unless the book has their states, of before the
-    batch: then they go on elsewhere.
+    A batch never runs twice, because that would be a second step of its sequences. The state in a
+    lost worker is lost, and so are the sequences there; unless the book has their states from
+    before the batch: then they continue at another worker.
 
-    Raises GraphError: the Op's workers cannot keep anything.
+    Raises GraphError: the Op's workers cannot keep state.
 
     Args:
-        wake: has the Op cut its batches before long.
+        wake: has the Op cut its batches soon.
     """
 
     goes_alone: str = "its sequences stay with its workers"
@@ -66,34 +66,34 @@ class SequenceFilter(OpFilter):
         self._loop = loop
         self._wakes = wake
         self._idle_timer: asyncio.Handle | None = None
-        self._idle_due = 0.0  # when that goes off: uvloop has no `when` of what is due at once
+        self._idle_due = 0.0  # when it fires: in uvloop a timer that is due at once has no `when`
         self._warns_at = float("-inf")
         node.spans.has_fillers = has_fillers(node.op)
-        scheduler.turnstile.clock, scheduler.turnstile.wake = loop.time, self._wake
+        scheduler.reorder_buffer.clock, scheduler.reorder_buffer.wake = loop.time, self._wake
 
     def _wake(self) -> None:
         self._wakes(self._node)
 
     @property
-    def parked(self) -> int:  # type: ignore[override]  # which changes
-        return self._scheduler.turnstile.parked
+    def parked(self) -> int:  # type: ignore[override]  # it changes
+        return self._scheduler.reorder_buffer.parked
 
     def passed_by(self, request: RequestState, error: PipelineError | Absent) -> None:
-        self._scheduler.turnstile.comes_not(request, error)
+        self._scheduler.reorder_buffer.note_missing(request, error)
 
     def seen(self, state: OpState) -> OpState:
         book = self._scheduler.book
-        if not book.slots.lives:  # nothing has come yet
+        if not book.slots.lives:  # no request has come yet
             self._scheduler.workers_are(self._lasting.lives())
         return msgspec.structs.replace(state, sequences=book.state())
 
     # Batches ----------------------------------------------------------------------------
 
-    def schedule(self, go_on: Callable[[], None]) -> None:
-        """Hand out batches, answer requests that will not run, set a timer for idle sequences."""
+    def schedule(self, call_next: Callable[[], None]) -> None:
+        """Send batches, answer requests that will not run, set a timer for idle sequences."""
         node, book = self._node, self._scheduler.book
         self._scheduler.workers_are(self._lasting.lives())
-        go_on()
+        call_next()
         self._dismiss_vacant()
         if book.queued and (outage := node.workers.outage) is not None:
             node.fail(self._scheduler.clear(), outage, Outcome.OTHER)
@@ -102,7 +102,7 @@ class SequenceFilter(OpFilter):
                 item, error = book.refused.popleft()
                 is_cancelled = isinstance(error, RequestCancelledError)
                 node.fail([item], error, Outcome.CANCELED if is_cancelled else Outcome.OTHER)
-            if book.refused:  # others have their turn before them
+            if book.refused:  # others have their turn first
                 self._loop.call_soon(self._wake)
             if node.room.size:
                 node.places_freed()
@@ -111,7 +111,7 @@ class SequenceFilter(OpFilter):
         self._watch_idle()
 
     def _warn(self) -> None:
-        """Say, if sequences wait for slots, when these are free, and which keys give more."""
+        """Log, if sequences wait for slots, when slots become free and which keys give more."""
         self._warns_at = self._loop.time() + _LOOKS_EVERY_S
         state = self._scheduler.book.state()
         if not (state.backlog and state.used):
@@ -123,14 +123,14 @@ class SequenceFilter(OpFilter):
             key, of_triton = "sequence.max_candidates", "max_candidate_sequences"
         _LOGGER.warning(
             f"Op {name!r}: sequences wait for a slot: {state.backlog}, while {state.used} have all "
-            f"{state.slots} that there are. op.{name}.{key} says how many each of its workers has, "
-            f"op.{name}.concurrency ({config.concurrency}) how many workers there are "
+            f"{state.slots} slots. op.{name}.{key} sets the slots of each worker, "
+            f"op.{name}.concurrency ({config.concurrency}) the number of workers "
             f"(config.pbtxt: {of_triton}, instance_group). A slot is free when its sequence ends "
             f"(sequence_end), or was idle for max_idle_ms ({config.sequence.max_idle_ms:g})"
         )
 
     def leave(self, numbers: Collection[int]) -> bool:
-        """Have these workers go when their sequences have ended."""
+        """Let these workers leave when their sequences have ended."""
         self._scheduler.workers_are(self._lasting.lives())
         self._scheduler.book.leave(numbers)
         self._dismiss_vacant()
@@ -143,7 +143,7 @@ class SequenceFilter(OpFilter):
             workers.dismiss(vacant)
             self._scheduler.workers_are(self._lasting.lives())
 
-    def submit(self, go_on: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
+    def submit(self, call_next: Callable[[Sequence[Any]], None], runs: Sequence[BatchRun]) -> None:
         given, spans = self._scheduler.given, self._node.spans
         tell = spans.on_step
         for run in runs if given or tell is not None else ():
@@ -153,7 +153,7 @@ class SequenceFilter(OpFilter):
                 for item, place in zip(run.items, run.places or (), strict=False):
                     if item.trace:
                         tell(item.data_id, spans.index, item.info.sequence_id, place)
-        go_on(runs)
+        call_next(runs)
 
     def _watch_idle(self) -> None:
         due, timer = self._scheduler.book.reaps_at, self._idle_timer
@@ -174,18 +174,20 @@ class SequenceFilter(OpFilter):
 
     # Out --------------------------------------------------------------------------------
 
-    def release(self, go_on: Callable[[Any], None], run: BatchRun | Item) -> None:
+    def release(self, call_next: Callable[[Any], None], run: BatchRun | Item) -> None:
         if isinstance(run, BatchRun) and not run.is_superseded:
             book = self._scheduler.book
             for place in run.unsent or ():
                 book.unsent(run.items[place], (run.given or {}).get(place))
             if run.kept:
                 book.keep(run.items, run.kept)
-        go_on(run)
+        call_next(run)
         self._watch_idle()
 
-    def start_over(self, go_on: Callable[..., None], job: BatchRun, error: PipelineError) -> None:
-        """End the requests of a lost batch: nobody else has what it needs, if the book has not."""
+    def start_over(
+        self, call_next: Callable[..., None], job: BatchRun, error: PipelineError
+    ) -> None:
+        """End the requests of a lost batch that the book cannot run again."""
         node, attempts = self._node, self._node.op.pipeline_config.retry
         failed = self._scheduler.book.again(job.items, error, attempts)
         node.release(job)
@@ -195,27 +197,27 @@ class SequenceFilter(OpFilter):
 
 
 def orders_of(nodes: Mapping[Op, OpDispatcher], admission: AdmissionController) -> list[Filter]:
-    """Return what knows the requests of sequences, and keeps them in order; no Op has any: []."""
-    turnstiles = turnstiles_of(nodes)
-    if not turnstiles:
+    """Return the filters that keep the requests of sequences in order; []: no sequences."""
+    buffers = reorder_buffers_of(nodes)
+    if not buffers:
         return []
-    order = SequenceOrder(turnstiles)
+    order = SequenceOrder(buffers)
     admission.parked = order.parked
     return [SequencePairs(order.end), order]
 
 
-def turnstiles_of(nodes: Mapping[Op, OpDispatcher]) -> dict[Op, ReorderBuffer]:
-    """Return the turnstiles of the Ops that have sequences."""
+def reorder_buffers_of(nodes: Mapping[Op, OpDispatcher]) -> dict[Op, ReorderBuffer]:
+    """Return the reorder buffers of the Ops that have sequences."""
     kept = ((op, node.scheduler) for op, node in nodes.items())
     return {
-        op: scheduler.turnstile
+        op: scheduler.reorder_buffer
         for op, scheduler in kept
         if isinstance(scheduler, SequenceScheduler)
     }
 
 
 def check_sequences(nodes: Iterable[OpDispatcher]) -> None:
-    """Refuse what a sequence cannot go together with: a step of it runs once, and answers once.
+    """Check that each Op with sequences runs a step once, and answers it once.
 
     Raises:
         GraphError: naming the Op.

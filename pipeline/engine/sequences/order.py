@@ -1,10 +1,11 @@
-"""The order of sequences: requests of one id come to each Op with sequences as they were asked.
+"""The order of sequences: requests of one id come to each Op with sequences in the order of
+arrival.
 
-On the way they may overtake each other: at an Op with several workers, unpacked in a thread, in
+On the way they may overtake each other: at an Op with several workers, in a thread that unpacks, in
 other batches. So each such Op has a ReorderBuffer before its book, and the engine a SequenceOrder,
-which tells the turnstiles who will come and who will not. Of two requests the older one never waits
-for the younger: it is admitted first, and what is held takes nobody's place in a scheduler. Nothing
-of this is there in a graph without sequences.
+which tells the buffers which requests will come and which will not. Of two requests the older one
+never waits for the younger: it is admitted first, and held requests take no place in a scheduler. A
+graph without sequences has none of this.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ Enter = Callable[[Item, float], PipelineError | None]
 
 
 class ReorderBuffer(Arrivals):
-    """Holds what has overtaken others, in front of an Op's book of sequences.
+    """Holds requests that have overtaken others, before an Op's book of sequences.
 
     Args:
-        book: what is held does not count there.
+        book: does not count held requests.
         enter: takes a request whose turn it is, or returns why not.
 
     Attributes:
-        held: requests that are here before their turn.
-        is_stopping: whether no sequence may begin any more, while those that there are go on.
-        clock: seconds, as the schedulers have them.
-        wake: called when requests went on by themselves, or may have.
+        held: number of requests that came before their turn.
+        is_stopping: whether no sequence may begin any more; live ones continue.
+        clock: seconds, as for schedulers.
+        wake: called when requests were passed on outside of `add`, or may have been.
     """
 
     def __init__(self, book: SequenceBook, enter: Enter) -> None:
@@ -55,31 +56,31 @@ class ReorderBuffer(Arrivals):
         self.clock: Callable[[], float] = lambda: 0.0
         self.wake: Callable[[], None] = lambda: None
         self._book = book
-        self._go_in = enter
-        # Of each id who has not come through, in order; with the item of who is held.
+        self._add_to_book = enter
+        # For each id the requests that have not passed, in order; a held request with its item.
         self._lines: dict[SequenceId, OrderedDict[RequestState, Item | str]] = {}
-        # What those are told who are on their way to a sequence that has ended.
+        # The errors for requests on their way to a sequence that has ended.
         self._endings: dict[SequenceId, PipelineError] = {}
         book.arrivals = self
 
-    # Who will come ------------------------------------------------------------------------------
+    # Expected requests ------------------------------------------------------------------------
 
     def expect(self, request: RequestState) -> None:
-        """Take note that a request was asked: those of its id that follow wait for it."""
+        """Note an admitted request: later requests of its id wait for it."""
         id = request.info.sequence_id
         line = self._lines.get(id)
         if line is None:
             line = self._lines[id] = OrderedDict()
         line[request] = _COMES
 
-    def comes_not(
+    def note_missing(
         self, request: RequestState, reason: PipelineError | Absent | None = None
     ) -> None:
-        """Take note that nothing of a request comes here, for some reason, or that it is over.
+        """Note that a request will not come here, for some reason, or is over.
 
-        If its caller left, or it was lost before anybody had looked at it, a step is missing of
-        which its caller need not know when the next one is here already: the sequence ends, in its
-        turn. So does one that it would have begun anew, or ended.
+        If its client left, or it was lost before any Op saw it, its sequence misses a step. Its
+        client may not know that if the next request is here already. So the sequence ends when it
+        is the missing request's turn, and also if the request would have begun or ended it.
         """
         line = self._lines.get(request.info.sequence_id)
         if line is None or request not in line:
@@ -91,19 +92,19 @@ class ReorderBuffer(Arrivals):
             line[request] = _MISSED
         else:
             del line[request]
-        self._let_in(line, request.info.sequence_id, self.clock())
+        self._pass_on(line, request.info.sequence_id, self.clock())
         self.wake()
 
     def end(self, request: RequestState) -> None:
-        """Take note of a request that is nothing but the end of its sequence, behind the others."""
+        """Note a request that only ends its sequence, after the others."""
         self.expect(request)
         id = request.info.sequence_id
         self._lines[id][request] = _ENDS
-        self._let_in(self._lines[id], id, self.clock())
+        self._pass_on(self._lines[id], id, self.clock())
         self.wake()
 
-    def _let_in(self, line: OrderedDict[RequestState, Any], id: SequenceId, now: float) -> None:
-        """Let in the first request of an id, if it is here; then the next one, and so on."""
+    def _pass_on(self, line: OrderedDict[RequestState, Any], id: SequenceId, now: float) -> None:
+        """Pass on the first request of an id, if it is here; then the next one, and so on."""
         book = self._book
         while line:
             request, item = next(iter(line.items()))
@@ -137,27 +138,27 @@ class ReorderBuffer(Arrivals):
             if not item.info.sequence_start:
                 return self._endings[item.info.sequence_id]
             del self._endings[item.info.sequence_id]
-        return self._go_in(item, now)
+        return self._add_to_book(item, now)
 
-    # Who is here --------------------------------------------------------------------------------
+    # Requests that are here -------------------------------------------------------------------
 
     @property
     def has_live(self) -> bool:
-        """Return whether a sequence has begun here and may go on."""
+        """Return whether a sequence has begun here and may continue."""
         return bool(self._lines) or self._book.state().live > 0
 
     @property
     def parked(self) -> int:
-        """Requests that are here and wait for others, be it for their slots."""
+        """Return how many requests wait here for others, or for slots."""
         return self.held + self._book.parked
 
     def add(self, item: Item, now: float) -> PipelineError | None:
-        """Let a request in, or hold it; or return why its sequence cannot be."""
+        """Pass on a request, or hold it; or return why its sequence is refused."""
         request, id = item.request, item.info.sequence_id
         line = self._lines.get(id)
         if line is None or request not in line:
             return self._enter(item, now)
-        if len(line) == 1:  # as nearly always
+        if len(line) == 1:  # the common case
             del self._lines[id]
             refusal = self._enter(item, now)
             if self._endings:
@@ -169,46 +170,46 @@ class ReorderBuffer(Arrivals):
             return None
         del line[request]
         refusal = self._enter(item, now)
-        self._let_in(line, id, now)
+        self._pass_on(line, id, now)
         return refusal
 
     def drop(self, request: RequestState) -> Item | None:
-        """Forget a request, and return it if it is held."""
+        """Forget a request, and return its item if it is held."""
         line = self._lines.get(request.info.sequence_id)
-        held = None if line is None else line.get(request)
-        if line is None or not isinstance(held, Item):
+        item = None if line is None else line.get(request)
+        if line is None or not isinstance(item, Item):
             return None
         line[request] = _MISSED
         self.held -= 1
-        return held
+        return item
 
 
 class SequenceOrder(Filter):
-    """Filter that tells the turnstiles of all requests with an id, in the order of arrival."""
+    """Filter that announces all requests with an id to the reorder buffers, in order of arrival."""
 
-    def __init__(self, turnstiles: Mapping[Op, ReorderBuffer]) -> None:
+    def __init__(self, buffers: Mapping[Op, ReorderBuffer]) -> None:
         super().__init__()
-        self._turnstiles = turnstiles
+        self._buffers = buffers
 
     def parked(self) -> int:
         """Return how many requests wait for others at an Op: they need no place in the graph."""
-        return sum(turnstile.parked for turnstile in self._turnstiles.values())
+        return sum(buffer.parked for buffer in self._buffers.values())
 
     def end(self, request: RequestState) -> None:
-        """End a request's sequence at all Ops, behind its other requests."""
-        for turnstile in self._turnstiles.values():
-            turnstile.end(request)
+        """End a request's sequence at all Ops, after its other requests."""
+        for buffer in self._buffers.values():
+            buffer.end(request)
 
     def on_admission(self, request: RequestState) -> None:
         if not request.info.sequence_id:
             return
         only = None if request.target is None else request.target.op
-        for op, turnstile in self._turnstiles.items():
+        for op, buffer in self._buffers.items():
             if only is None or op is only:
-                turnstile.expect(request)
+                buffer.expect(request)
 
     def on_end(self, request: RequestState) -> None:
         id = request.info.sequence_id
-        for turnstile in self._turnstiles.values() if id else ():
-            if turnstile.is_awaited(id):
-                turnstile.comes_not(request)
+        for buffer in self._buffers.values() if id else ():
+            if buffer.is_awaited(id):
+                buffer.note_missing(request)

@@ -1,8 +1,8 @@
-"""SequencePairs: what requests of the pipeline's own forms say of the sequences they belong to.
+"""SequencePairs: reads the sequence of a request from its pairs or fields.
 
-A request of pairs says it in `sequence_id`, `sequence_start` and `sequence_end`, one of plain JSON
-in fields of these names. The v2 protocol has parameters for it, which its frontends read. One that
-says nothing but that its sequence ends has it end behind the others, and runs no Op.
+The pipeline protocol has it in the pairs `sequence_id`, `sequence_start` and `sequence_end`, plain
+JSON in fields of these names. The v2 protocol has parameters, which its frontends read. A request
+that has only its id and `sequence_end` ends the sequence after the others, and runs no Op.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from pipeline.proto.pipeline_service_pb2 import Request
 
 ID, START, END = "sequence_id", "sequence_start", "sequence_end"
 NAMES = frozenset((ID, START, END))
-"""Keys of what a request says of its sequence."""
+"""Keys that describe a request's sequence."""
 
-_MOST_PAIRS = 64  # in which the names are looked for
+_MOST_PAIRS = 64  # that are searched for the names
 _LAST_ID = 2**64 - 1
 LONGEST_ID = 1024  # characters
 _FLAGS = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 
 class SequenceEndedError(PipelineError):
-    """The end of a sequence, of which there is nothing else to do: no error, for its caller."""
+    """The normal end of a request that only ends its sequence; not an error for its client."""
 
     code: int = ErrorCode.OK
 
 
 class SequencePairs(Filter):
-    """Filter that takes a request's sequence out of its pairs, or its fields of plain JSON.
+    """Filter that removes a request's sequence from its pairs, or its fields of plain JSON.
 
-    It is there where an Op has `sequence`. What is left is data, and the same by every door: hooks
-    find the sequence in their context, schemas and models see nothing of it.
+    It is used if an Op has `sequence`. The rest is data, the same for every protocol: hooks find
+    the sequence in their context, schemas and models do not see it.
 
     Args:
-        end: ends a request's sequence behind its other requests.
+        end: ends a request's sequence after its other requests.
     """
 
     def __init__(self, end: Callable[[RequestState], None]) -> None:
@@ -69,13 +69,13 @@ class SequencePairs(Filter):
 
 
 def _of_message(raw: Any) -> dict[str, Any]:
-    """Take out what a Request, or a PlainRequest, says of its sequence: text, or numbers.
+    """Remove and return the keys of a sequence from a Request or PlainRequest: text, or numbers.
 
     Raises:
         PackageError: a tensor of these names is broken.
     """
     if not isinstance(raw, Request | PlainRequest | BlockMessage):
-        return {}  # of a frontend that we do not know
+        return {}  # of a frontend of a plug-in
     fields: dict[str, Any] = {}
     if not NAMES.isdisjoint(raw.key[:_MOST_PAIRS]):
         for index, key in reversed([*enumerate(raw.key[: min(_MOST_PAIRS, len(raw.value))])]):
@@ -90,19 +90,19 @@ def _of_message(raw: Any) -> dict[str, Any]:
 
 
 def _is_empty(request: RequestState) -> bool:
-    """Return whether a request says nothing else."""
+    """Return whether a request has no other data."""
     payload = request.target.payload if request.target is not None else None
     raw = request.raw
     return not (raw.key or raw.tensors) if payload is None else not payload
 
 
 def _one(value: Any) -> Any:
-    """Return the only element of an array, as Python has it; of what else comes, itself."""
+    """Return the only element of an array as a Python value; other values unchanged."""
     return value.item() if getattr(value, "size", 0) == 1 else value
 
 
 def _with(info: RequestInfo, fields: Mapping[str, Any]) -> RequestInfo:
-    """Return what a caller says, with what it says of its sequence. Raises InputError."""
+    """Return the info with these sequence fields. Raises InputError."""
     plain = {name: value for name, value in fields.items() if not hasattr(value, "shape")}
     return msgspec.structs.replace(
         info or NO_INFO,

@@ -1,4 +1,4 @@
-"""Schedulers of sequences: the strategies `direct` and `oldest`, and what they have in common."""
+"""Schedulers of sequences: the strategies `direct` and `oldest`, and their base."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from pipeline.op import Op
 
 
 class SequenceScheduler:
-    """Cuts batches for one worker each, of the next requests of sequences that have a slot there.
+    """Cuts batches, each for one worker, of the next requests of sequences that have a slot there.
 
-    A worker gets its next batch when it is done with the last one; or ahead of that, if those who
-    are not in the last one fill it.
+    A worker gets its next batch when it is done with the last one; or earlier, if the sequences
+    that are not in the last one fill a batch.
 
     Args:
-        op_name: for what callers are told.
+        op_name: for error texts.
         slots: at each worker.
 
     Attributes:
-        book: of the Op's sequences.
-        turnstile: keeps the requests of each sequence in order.
-        controls: that `process` is fed; an id that they cannot hold is refused.
-        start: what it waits for before its first batch, for tests; None: nothing.
-        given: of batches, by their first items, the states of sequences that their workers do not
-            have, by the places of the items. Who reads one takes it out.
+        book: the Op's sequences.
+        reorder_buffer: keeps the requests of each sequence in order.
+        controls: additional inputs of `process`; an id that they cannot hold is refused.
+        start: the condition for its first batch, for tests; None: none.
+        given: for batches, by their first items, the states of sequences that their workers do not
+            have, by the places of the items. The reader of one removes it.
     """
 
     @classmethod
     def for_op(cls, op: Op, options: None = None) -> Self:
-        """Return that of an Op, whose model may take fewer rows than its configuration says."""
+        """Return the scheduler of an Op; its batches fit the limits of model and configuration."""
         config = op.pipeline_config
         most = max_batch_size_of(op) or config.batch_size
         config = replace(config, batch_size=min(most, config.batch_size))
@@ -57,21 +57,21 @@ class SequenceScheduler:
         sequence = config.sequence
         max_idle_s = sequence.max_idle_ms / 1000
         self.book: SequenceBook = SequenceBook(op_name, slots, max_idle_s, sequence.checkpoint)
-        self.turnstile: ReorderBuffer = ReorderBuffer(self.book, self._enter)
+        self.reorder_buffer: ReorderBuffer = ReorderBuffer(self.book, self._enter)
         self.controls: Controls = Controls(op_name, ())
         self._delay_s = sequence.max_queue_delay_ms / 1000
         self._batch_size = config.batch_size
         self._whole = min(config.batch_size, slots)
-        self._at: dict[int, list[Item]] = {}  # the first of each batch that a worker has
+        self._at: dict[int, list[Item]] = {}  # the first item of each batch that a worker has
         self.start: StartCondition | None = None
         self.given: dict[Item, dict[int, Any]] = {}
 
     def __len__(self) -> int:
-        """Return how many may run; not those that wait for a slot, or the queue would seem full."""
+        """Return how many may run; sequences without a slot do not fill the queue."""
         return sum(map(len, self.book.ready.values()))
 
     def add(self, item: Item, now: float) -> PipelineError | None:
-        return self.turnstile.add(item, now)
+        return self.reorder_buffer.add(item, now)
 
     def _enter(self, item: Item, now: float) -> PipelineError | None:
         refusal = self.controls.refusal(item.info.sequence_id) or self.book.add(item, now)
@@ -80,7 +80,7 @@ class SequenceScheduler:
         return refusal
 
     def workers_are(self, lives: Mapping[int, int]) -> None:
-        """Take note of the workers; see `SequenceBook.workers_are`."""
+        """Note the current workers; see `SequenceBook.workers_are`."""
         for number, life in self.book.slots.lives.items():
             if lives.get(number) != life:
                 self._at.pop(number, None)
@@ -108,7 +108,7 @@ class SequenceScheduler:
         return wake
 
     def _may_begin(self, worker: int, ready: int, load: Load) -> bool:
-        """Return whether a worker may have another batch: of a busy one it has to be whole."""
+        """Return whether a worker may have another batch; a busy worker gets only a whole one."""
         batches = len(self._at.get(worker, ()))
         if not batches or ready < self._whole:
             return not batches
@@ -116,18 +116,18 @@ class SequenceScheduler:
         return batches * max(1, load.workers) <= ahead
 
     def _count(self, ready: Sequence[Ready], load: Load, now: float) -> int:
-        """Return how many of those that are ready at a worker go now, the oldest first.
+        """Return how many of the ready sequences of a worker go now, the oldest first.
 
         0: others may come before the delay of the oldest is over.
         """
         raise NotImplementedError
 
     def _is_held(self, start: StartCondition) -> bool:
-        """Return whether there is less than what the first batch waits for."""
+        """Return whether the condition for the first batch is not met."""
         raise NotImplementedError
 
     def _order(self, taken: list[LiveSequence]) -> list[LiveSequence]:
-        """Return those that go in the order that they have in the batch."""
+        """Return the sequences in the order that they have in the batch."""
         return taken
 
     def _batch(self, worker: int, count: int) -> Batch:
@@ -157,11 +157,11 @@ class SequenceScheduler:
         self.book.done(items, now)
 
     def drop(self, request: RequestState) -> list[Item]:
-        """Forget a request, which ends its sequence; see `SequenceBook.refused` for the others."""
-        held = self.turnstile.drop(request)
+        """Forget a request, which ends its sequence; for the others see `SequenceBook.refused`."""
+        held = self.reorder_buffer.drop(request)
         dropped = self.book.drop(request) if held is None else [held]
         if self.book.refused:
-            self.turnstile.wake()
+            self.reorder_buffer.wake()
         return dropped
 
     def level_of(self, request: RequestState) -> int:
@@ -176,9 +176,10 @@ class SequenceScheduler:
 
 
 class DirectScheduler(SequenceScheduler):
-    """Has a round at a worker take the next request of each of its slots, in their order.
+    """Takes the next request of each slot of a worker, in the order of the slots.
 
-    With a share of slots and a delay, a round waits for that share, or that long.
+    With `min_slot_utilization` and a delay, a batch waits for that share of the slots, or that
+    long.
     """
 
     traits: ClassVar[SchedulerTraits] = SchedulerTraits(sees_op=True, keeps_places=True)
@@ -202,10 +203,9 @@ class DirectScheduler(SequenceScheduler):
 
 
 class OldestScheduler(SequenceScheduler):
-    """Fills batches up to `batch_size` out of the candidates of a worker.
+    """Fills batches up to `batch_size` from the candidates of a worker.
 
-    Of what is there a preferred size goes at once. What has none waits for the delay at most, and
-    then all goes.
+    A preferred size goes at once. Otherwise the batch waits at most for the delay, and then all go.
     """
 
     traits: ClassVar[SchedulerTraits] = SchedulerTraits(sees_op=True)

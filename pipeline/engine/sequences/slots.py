@@ -1,4 +1,4 @@
-"""Slots: the places that the workers of one Op have for sequences, and the line before them."""
+"""Slots: the places that the workers of one Op have for sequences; Backlog: the queue for them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class SequenceSlot(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A place at a worker; the lowest number is given first, of several the lowest worker's.
+    """A place at a worker; the lowest number is given first, of equal ones the lowest worker's.
 
-    `life` is the worker's: a slot of one that was lost is nobody's.
+    `life` is the worker's incarnation: a slot of a lost worker is invalid.
     """
 
     number: int
@@ -28,16 +28,16 @@ class SequenceSlot(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Slots:
-    """Slots of workers that come and go; pure.
+    """The slots of all workers, which start and leave; pure.
 
-    A worker that leaves gives none any more, and goes when its last sequence has ended.
+    A worker that leaves gives no more slots, and is dismissed when its last sequence has ended.
 
     Args:
         count: at each worker.
 
     Attributes:
-        lives: of the workers, by their numbers; a worker that was replaced has another life.
-        free: how many nobody has, and somebody may have.
+        lives: the incarnation of each worker, by its number; a replacement has another one.
+        free: number of slots that can be given.
     """
 
     def __init__(self, count: int) -> None:
@@ -52,7 +52,7 @@ class Slots:
         return len(self._free)
 
     def workers_are(self, lives: Mapping[int, int]) -> set[int]:
-        """Take note of the workers; return the numbers of those that are not there any more."""
+        """Note the current workers; return the numbers of workers that are gone."""
         gone = {number for number, life in self.lives.items() if lives.get(number) != life}
         new = {number: life for number, life in lives.items() if self.lives.get(number) != life}
         self.lives = dict(lives)
@@ -64,13 +64,13 @@ class Slots:
         return gone
 
     def take(self) -> SequenceSlot:
-        """Return the first free slot, which is one's own from now on."""
+        """Take and return the first free slot."""
         slot = heapq.heappop(self._free)
         self._taken[slot.worker] += 1
         return slot
 
     def give_back(self, slot: SequenceSlot) -> None:
-        """Let others have a slot, if its worker is still there and stays."""
+        """Free a slot, if its worker is still there and stays."""
         if self.lives.get(slot.worker) != slot.life:
             return
         self._taken[slot.worker] -= 1
@@ -78,7 +78,7 @@ class Slots:
             heapq.heappush(self._free, slot)
 
     def leave(self, numbers: Collection[int], held: Collection[SequenceSlot]) -> None:
-        """Have these workers leave, and no others: who was leaving and is not among them stays.
+        """Let these workers leave, and no others: a worker that was leaving and is not named stays.
 
         `held`: the slots that sequences have.
         """
@@ -90,15 +90,15 @@ class Slots:
         heapq.heapify(self._free)
 
     def take_vacant(self) -> list[int]:
-        """Return the workers that leave and have no sequence: they are about to be gone."""
-        if not self._leaving:  # as nearly always
+        """Return the leaving workers that have no sequence: they can be dismissed."""
+        if not self._leaving:  # the common case
             return []
         vacant = [number for number in self._leaving if not self._taken[number]]
         self._leaving.difference_update(vacant)
         return vacant
 
     def clear(self) -> None:
-        """Forget all workers, and who has what."""
+        """Forget all workers and slots."""
         self.lives, self._free = {}, []
         self._taken.clear()
 
@@ -109,49 +109,50 @@ class Slots:
 
 
 _MICROS = 1e-6
-_SPARE = 64  # entries that may be over
+_SPARE = 64  # entries that may be outdated
 
 
 class Backlog:
-    """Line of those that wait for a slot; the one that began first is the first to have one.
+    """Queue of the sequences that wait for a slot; the one that began first gets the next slot.
 
-    A sequence is here in one of two ways: it may have the next slot, or it follows an older one
-    of its id and may have none yet. Either way its time may be limited.
+    A sequence in it may either have the next slot, or it follows an older one of its id and may not
+    have one yet. In both cases its time may be limited.
 
     Attributes:
-        size: sequences that are here.
+        size: number of sequences.
     """
 
     def __init__(self) -> None:
         self.size: int = 0
-        # By order, and by when it came here: a request that runs anew begins another of its order.
-        self._line: list[tuple[int, int, LiveSequence]] = []  # some may be over
-        self._limits: list[tuple[float, int, LiveSequence]] = []  # some may not be here any more
+        # Sorted by order, then by entry: a request that runs again may begin another sequence of
+        # its order.
+        self._line: list[tuple[int, int, LiveSequence]] = []  # some may have ended
+        self._limits: list[tuple[float, int, LiveSequence]] = []  # some may have left
         self._counted = 0
 
     def add(self) -> None:
-        """Take note of one more, which may have no slot yet."""
+        """Count one more sequence, which may not have a slot yet."""
         self.size += 1
 
-    def may_have(self, sequence: LiveSequence) -> None:
-        """Let one of those that are here have a slot."""
+    def queue(self, sequence: LiveSequence) -> None:
+        """Let a counted sequence have a slot."""
         self._counted += 1
         heapq.heappush(self._line, (sequence.order, self._counted, sequence))
 
     def first(self) -> LiveSequence | None:
-        """Return the one that is to have the next slot."""
+        """Return the sequence that gets the next slot."""
         line = self._line
         while line and line[0][2].is_over:
             heapq.heappop(line)
         return line[0][2] if line else None
 
     def take(self) -> LiveSequence:
-        """Take the one that has got a slot: the first."""
+        """Remove and return the first sequence, which gets a slot."""
         self.size -= 1
         return heapq.heappop(self._line)[2]
 
-    def left(self) -> None:
-        """Take note that one of them is over."""
+    def count_ended(self) -> None:
+        """Note that one of the sequences has ended."""
         self.size -= 1
         if len(self._line) > 2 * self.size + _SPARE:
             self._line = [entry for entry in self._line if not entry[2].is_over]
@@ -167,18 +168,18 @@ class Backlog:
             for entry in sorted(limits, key=lambda entry: entry[:2]):
                 if _waits(entry[2]):
                     earliest.setdefault(entry[2], entry)
-            self._limits = list(earliest.values())  # which is sorted, and so a heap
+            self._limits = list(earliest.values())  # a sorted list is a heap
 
     @property
     def limited_until(self) -> float | None:
-        """Return when the time of the first one is over."""
+        """Return when the first limit is reached."""
         limits = self._limits
         while limits and not _waits(limits[0][2]):
             heapq.heappop(limits)
         return limits[0][0] if limits else None
 
     def expired(self, now: float) -> LiveSequence | None:
-        """Take out a limit that is over; return whose it was."""
+        """Remove a limit that was reached; return its sequence."""
         until = self.limited_until
         return None if until is None or now < until else heapq.heappop(self._limits)[2]
 
@@ -199,9 +200,10 @@ def timeout_of(item: Item) -> float:
 
 
 class Chains:
-    """Live sequences by their ids: of several of one id the first has its turn, the last grows.
+    """Live sequences by their ids: of several with one id the first runs, the last gets new
+    requests.
 
-    Nothing here takes longer where many are of one id, whichever of them ends first.
+    Nothing here takes longer if many have one id, whichever of them ends first.
     """
 
     def __init__(self) -> None:
@@ -214,7 +216,7 @@ class Chains:
         return None if chain is None else next(reversed(chain))
 
     def append(self, sequence: LiveSequence) -> bool:
-        """Take one more, behind those of its id; return whether it is the first."""
+        """Add a sequence after those of its id; return whether it is the first."""
         chain = self._chains.get(sequence.id)
         if chain is None:
             self._chains[sequence.id] = OrderedDict.fromkeys((sequence,))
@@ -223,7 +225,7 @@ class Chains:
         return False
 
     def remove(self, sequence: LiveSequence) -> LiveSequence | None:
-        """Take one out; return whose turn it is now, if it was this one's."""
+        """Remove a sequence; return the next of its id, if this one was the first."""
         chain = self._chains[sequence.id]
         was_first = next(iter(chain)) is sequence
         del chain[sequence]
@@ -237,22 +239,22 @@ class Chains:
         return [sequence for chain in self._chains.values() for sequence in chain]
 
     def clear(self) -> None:
-        """Forget them, and all requests."""
+        """Forget all sequences and requests."""
         self._chains.clear()
         self._at.clear()
 
     # Their requests ---------------------------------------------------------------------------
 
-    def came(self, request: RequestState, sequence: LiveSequence) -> None:
-        """Take note that a request is of a sequence; one that runs anew is of its latest."""
+    def add_request(self, request: RequestState, sequence: LiveSequence) -> None:
+        """Note the sequence of a request; one that runs again belongs to its latest."""
         self._at[request] = sequence
 
     def of(self, request: RequestState) -> LiveSequence | None:
-        """Return the sequence that a request is of, until it has left."""
+        """Return the sequence of a request, until the request has left."""
         return self._at.get(request)
 
-    def left(self, requests: Iterable[RequestState], sequence: LiveSequence) -> None:
-        """Take note that requests of a sequence have run, or never will."""
+    def remove_requests(self, requests: Iterable[RequestState], sequence: LiveSequence) -> None:
+        """Note that requests of a sequence have run, or never will."""
         for request in requests:
             if self._at.get(request) is sequence:
                 del self._at[request]

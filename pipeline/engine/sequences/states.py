@@ -1,7 +1,7 @@
-"""SlotStates: the arrays that a worker keeps of each of its sequences, from step to step.
+"""SlotStates: the arrays that a worker keeps for each of its sequences, from step to step.
 
-They stay in the worker: an array that `process` returned is fed to the next step as it is. Only
-where requests that were not side by side before are merged are their states copied together.
+They stay in the worker: an array that `process` returned is fed to the next step unchanged. States
+are copied only if requests are merged that were not adjacent before.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pipeline.errors import InitError, PackageError, PayloadTypeError
 from pipeline.proto.v2.raw import DATATYPES, raw_to_array, with_text
 
 FOLDER = "initial_state"
-"""The folder beside a model that has the files of initial states."""
+"""The folder next to a model that has the files of initial states."""
 
 _TEXT = DATATYPES["BYTES"]
-_LEAST_SHARED = 256  # rows, see SlotStates._cut_loose
+_LEAST_SHARED = 256  # number of rows, see SlotStates._copy_idle_rows
 
 
 class StateSpec(NamedTuple):
@@ -31,9 +31,9 @@ class StateSpec(NamedTuple):
 
     Args:
         dims: of one request; -1: of any size.
-        axis: where in its array the requests are; None: the array has no such axis.
+        axis: the batch axis of its array; None: the array has none.
         initial: the array of one request at the first step of a sequence.
-        is_one_buffer: whether what `process` writes into the array that it is fed is kept.
+        is_one_buffer: whether `process` writes the next state into the array that it is fed.
     """
 
     input_name: str
@@ -45,10 +45,10 @@ class StateSpec(NamedTuple):
     is_one_buffer: bool
 
     def checked(self, op_name: str, value: Any, requests: int) -> np.ndarray:
-        """Return what `process` returned of it for so many requests, in its dtype.
+        """Return this state from a result of `process` for so many requests, in its dtype.
 
         Raises:
-            PayloadTypeError: it has another shape, or a dtype that is not cast to its own.
+            PayloadTypeError: it has another shape, or a dtype that cannot be cast safely.
         """
         array = np.asarray(value)
         dims = list(self.dims)
@@ -77,7 +77,7 @@ class StateSpec(NamedTuple):
 
 
 class StateRow(NamedTuple):
-    """One request's part of an array that may be that of several; `place` is along its axis."""
+    """One request's part of an array that may hold several; `place` is along its axis."""
 
     array: np.ndarray
     place: int
@@ -96,17 +96,17 @@ class SlotStates:
         self._op_name = op_name
         self._kept: dict[int, dict[str, StateRow]] = {}  # by slot and input name
         self._ids: dict[int, int | str] = {}
-        self._shared = 0  # rows of batches that were kept since `_cut_loose`
+        self._shared = 0  # rows of batches that were kept since `_copy_idle_rows`
 
     def begin(self, steps: Iterable[SequenceStep]) -> None:
-        """Drop what there is of others in the slots of those who begin."""
+        """Drop the states of earlier sequences in the slots of sequences that begin."""
         for step in steps:
             if step.start or self._ids.get(step.slot) != step.id:
                 self._kept.pop(step.slot, None)
                 self._ids[step.slot] = step.id
 
     def form(self, slot: int) -> Hashable:
-        """Return what is equal for sequences whose next steps may be made in one call."""
+        """Return a key that is equal for sequences whose next steps can be made in one call."""
         if any(spec.axis is None for spec in self.specs):
             return slot
         kept = self._kept.get(slot, {})
@@ -118,9 +118,9 @@ class SlotStates:
         )
 
     def feed(self, slots: Sequence[int | None]) -> dict[str, np.ndarray]:
-        """Return the arrays for a call with these rows, by input name; None: a row of nobody's.
+        """Return the arrays for a call with these rows, by input name; None: a filler.
 
-        Those that `process` may not write into are read-only.
+        Arrays that `process` may not write into are read-only.
         """
         arrays = {}
         for spec in self.specs:
@@ -139,10 +139,10 @@ class SlotStates:
         return StateRow(spec.initial.copy() if spec.is_one_buffer else spec.initial, 0)
 
     def returned(self, result: Mapping[str, Any], requests: int) -> dict[str, np.ndarray]:
-        """Return, by input name, what a result has for the next steps of so many requests.
+        """Return, by input name, the states in a result for so many requests.
 
         Raises:
-            PayloadTypeError: a state has not the shape or dtype that is declared.
+            PayloadTypeError: a state does not have the declared shape or dtype.
         """
         return {
             spec.input_name: spec.checked(self._op_name, result[spec.output_name], requests)
@@ -151,7 +151,7 @@ class SlotStates:
         }
 
     def keep(self, slots: Sequence[int | None], arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep what is next for the sequences in these slots; the row of None is nobody's."""
+        """Keep the next states of the sequences in these slots; None: a filler."""
         for place, slot in enumerate(slots):
             if slot is not None:
                 rows = {name: StateRow(array, place) for name, array in arrays.items()}
@@ -159,12 +159,12 @@ class SlotStates:
         if len(slots) > 1:
             self._shared += len(slots)
             if self._shared > max(_LEAST_SHARED, 2 * len(self._kept)):
-                self._cut_loose()
+                self._copy_idle_rows()
 
-    def _cut_loose(self) -> None:
-        """Copy rows out of arrays of which less than half is still somebody's.
+    def _copy_idle_rows(self) -> None:
+        """Copy rows out of arrays of which less than half is still used.
 
-        A sequence that is idle would keep all of the batch that it was in last.
+        Otherwise an idle sequence would keep the whole batch of its last step alive.
         """
         self._shared = 0
         used = Counter(id(row.array) for kept in self._kept.values() for row in kept.values())
@@ -178,13 +178,13 @@ class SlotStates:
                     self._kept[slot] = {**kept, spec.input_name: StateRow(own.copy(), 0)}
 
     def taken_over(self) -> SlotStates:
-        """Return one with the same states: what is kept here from now on is not kept there."""
+        """Return a copy with the same states; later changes here do not affect it."""
         states = SlotStates(self._op_name, self.specs)
         states._kept, states._ids = dict(self._kept), dict(self._ids)
         return states
 
     def copy(self, slot: int) -> dict[str, np.ndarray]:
-        """Return what there is of the sequence in this slot; nothing is written into it later."""
+        """Return the states of the sequence in this slot; nothing is written into them later."""
         kept = self._kept.get(slot, {})
         return {
             spec.input_name: _one(spec, kept[spec.input_name])
@@ -193,7 +193,7 @@ class SlotStates:
         }
 
     def restore(self, slot: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Have the sequence in this slot go on with what `copy` has returned elsewhere."""
+        """Give the sequence in this slot the states that `copy` returned elsewhere."""
         self._kept[slot] = {
             spec.input_name: StateRow(
                 arrays[spec.input_name].copy() if spec.is_one_buffer else arrays[spec.input_name], 0
@@ -213,18 +213,18 @@ def _without(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
 
 
 def _filled(spec: StateSpec, rows: Sequence[StateRow | None]) -> list[StateRow]:
-    """Return the rows with one of zeros, as long as the others, for each that is nobody's."""
+    """Return the rows, with a row of zeros of the same shape for each filler."""
     known = [row for row in rows if row is not None]
     if len(known) == len(rows):
         return known
-    assert spec.axis is not None, "who has no such axis is alone in its call"
+    assert spec.axis is not None, "without a batch axis a sequence is alone in its call"
     like = _cut(known[0].array, spec.axis, known[0].place)
     empty = np.full(like.shape, "", object) if spec.dtype == _TEXT else np.zeros_like(like)
     return [StateRow(empty, 0) if row is None else row for row in rows]
 
 
 def _joined(spec: StateSpec, rows: Sequence[StateRow]) -> np.ndarray:
-    """Return one array of the rows, without a copy where they are side by side in one already."""
+    """Return one array of the rows; without a copy if they are adjacent in one array."""
     first, axis = rows[0], spec.axis
     if axis is None:
         return first.array
@@ -238,7 +238,7 @@ def _joined(spec: StateSpec, rows: Sequence[StateRow]) -> np.ndarray:
 
 
 def _one(spec: StateSpec, row: StateRow) -> np.ndarray:
-    """Return the array of one request alone."""
+    """Return the array of one request."""
     array = row.array if spec.axis is None else _cut(row.array, spec.axis, row.place)
     return array.copy() if spec.is_one_buffer else np.ascontiguousarray(array)
 
@@ -256,10 +256,10 @@ def specs_of(states: Iterable[StateConfig], folders: Sequence[Path]) -> list[Sta
     """Return the states that an Op declares.
 
     Args:
-        folders: where the files of initial states are looked for, in this order.
+        folders: searched for the files of initial states, in this order.
 
     Raises:
-        InitError: such a file is not there, or does not hold the state.
+        InitError: a file is missing, or does not hold the state.
     """
     return [_spec(state, folders) for state in states]
 
@@ -288,11 +288,11 @@ def _spec(state: StateConfig, folders: Sequence[Path]) -> StateSpec:
 
 
 def _read(name: str, folders: Sequence[Path], kind: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the array in a file: its elements in C order, little-endian, as v2 sends them."""
+    """Return the array in a file: its elements in C order, little-endian, as in v2."""
     path = next((at for folder in folders if (at := folder / name).is_file()), None)
     if path is None:
-        looked = " and ".join(map(str, folders))
-        raise InitError(f"initial_state: data_file {name} is not in {looked}")
+        searched = " and ".join(map(str, folders))
+        raise InitError(f"initial_state: data_file {name} is not in {searched}")
     data = path.read_bytes()
     if kind != "BYTES":
         size = math.prod(shape) * DATATYPES[kind].itemsize

@@ -1,4 +1,4 @@
-"""One answer made of the parts of a stream, for callers that take only one; and what they weigh."""
+"""Combines the parts of a stream into one answer, and computes their sizes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from pipeline.engine.run.payload import Payload
 from pipeline.proto.lists import concatenated
 
-_PART_BYTES = 256  # of a part beside what is in it
+_PART_BYTES = 256  # of a part, in addition to its content
 _MOST_QUICK = 64  # values of a part that are counted one by one
-_DEEPEST = 6  # so far down is looked
-_MOST_AT_ONCE = 1_000_000  # of a level's values are looked at: a list may be in many
+_DEEPEST = 6  # levels of nesting that are counted
+_MOST_AT_ONCE = 1_000_000  # values of a level that are counted: one list may appear in many places
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _TEXT = (str, bytes, bytearray)
 _TEXTS = frozenset(_TEXT)
@@ -29,11 +29,11 @@ _HOLDER = (dict, list, tuple, np.ndarray)
 def combined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one dict with the keys of all parts.
 
-    Text and bytes are appended, as lists are; arrays are concatenated along axis 0, those without
-    axes stacked; of anything else, and where parts do not fit together, the last one counts.
+    Text, bytes and lists are appended; arrays are concatenated along axis 0, arrays without axes
+    stacked. For other values, and if parts do not fit together, the last one counts.
     """
     names = parts[0].keys() if parts else ()
-    if all(part.keys() == names for part in parts):  # as nearly always
+    if all(part.keys() == names for part in parts):  # the common case
         return {name: _joined([part[name] for part in parts]) for name in names}
     values: dict[str, list[Any]] = {}
     for part in parts:
@@ -49,7 +49,7 @@ def _joined(values: list[Any]) -> Any:
     if isinstance(first, str):
         try:
             return "".join(values)
-        except TypeError:  # there are others among them
+        except TypeError:  # some are not text
             return values[-1]
     if isinstance(first, bytes | bytearray) and _are(values, bytes | bytearray):
         return b"".join(values)
@@ -71,24 +71,24 @@ def _fit(values: Sequence[Any]) -> bool:
 
 
 class StreamLimits(msgspec.Struct, frozen=True):
-    """Most that is kept of a request's streams, for who takes all at once."""
+    """Limits of the parts of a request that are kept until all have come."""
 
     parts: int
     bytes: int
 
 
 class PartCounter(msgspec.Struct):
-    """Counts the parts that are kept, and their bytes."""
+    """Counts the kept parts and their bytes."""
 
     parts: int = 0
     bytes: int = 0
 
     def add(self, part: Any, limits: StreamLimits) -> str:
-        """Count one more; return what they are too many for, "" if they are not."""
+        """Count a part; return the exceeded limit as text, "" if there is none."""
         return self.add_all(1, size_of(part), limits)
 
     def add_all(self, parts: int, size: int, limits: StreamLimits) -> str:
-        """Count so many more, of so many bytes; return the same."""
+        """Count so many parts, of so many bytes; return the same."""
         self.parts += parts
         self.bytes += size
         if self.parts > limits.parts:
@@ -99,8 +99,8 @@ class PartCounter(msgspec.Struct):
 
 
 def size_of(part: Any) -> int:
-    """Return about how many bytes a part has, a Payload or what is in one."""
-    if type(part) is dict and len(part) < _MOST_QUICK:  # of text and arrays, as nearly always
+    """Return about how many bytes a part has; it may be a Payload, or contain one."""
+    if type(part) is dict and len(part) < _MOST_QUICK:  # text and arrays are the common case
         size = _PART_BYTES + 8
         for value in part.values():
             kind = type(value)
@@ -115,9 +115,9 @@ def size_of(part: Any) -> int:
 
 
 def _held(value: Any) -> int:
-    """Return the bytes of all texts and arrays in a value, and 8 for each value beside them.
+    """Return the bytes of all texts and arrays in a value, and 8 for each other value.
 
-    Level by level: so C goes through the lists, whatever is in which.
+    Goes level by level, so that C loops over the lists.
     """
     bytes_held, level = 0, [value]
     for _ in range(_DEEPEST):
@@ -143,7 +143,7 @@ def _held(value: Any) -> int:
 
 
 def _values_of(holder: Any) -> Collection[Any]:
-    """Return what a list, dict or array of objects holds."""
+    """Return the content of a list, dict or array of objects."""
     if isinstance(holder, dict):
         return holder.values()
     if isinstance(holder, np.ndarray):

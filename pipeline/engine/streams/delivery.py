@@ -1,4 +1,4 @@
-"""StreamDelivery: parts of an answer on their way out: packed in order, timed, or put together."""
+"""StreamDelivery: takes the parts of answers, packs them in order, times them, or combines them."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ _LOGGER = logging.getLogger(__name__)
 
 _GIVEN = int(PartKind.GIVEN)
 _KINDS: dict[int, PartKind] = {Outcome.OK: PartKind.EMPTY, Outcome.CANCELED: PartKind.CANCELED}
-_SMALL_BYTES = 64 * 1024  # put together on the event loop
+_SMALL_BYTES = 64 * 1024  # combined on the event loop
 
 
 class RequestEnds(NamedTuple):
-    """An engine's ways to end a request.
+    """An engine's functions that end a request.
 
     Attributes:
         complete: takes an answer that comes at once, or the error that ends a stream.
-        answer: ends a request with what its sink gets.
-        end: ends a request whose sink is to be told that there is no more.
+        answer: ends a request with an answer for its sink.
+        end: ends a request whose sink has got all parts.
         end_now: answers a request with an error, at once.
         filters: returns its filters.
     """
@@ -70,9 +70,9 @@ class RequestEnds(NamedTuple):
 
 
 class StreamDelivery(Filter):
-    """Way of streams out of the graph, to sinks that take parts and to those that do not.
+    """Takes streams out of the graph, for sinks that take parts and for sinks that do not.
 
-    A filter as well: it begins and ends the streams of each request.
+    It is also a filter, which begins and ends the streams of each request.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class StreamDelivery(Filter):
         packer: Packer,
         loop: asyncio.AbstractEventLoop,
         observers: EngineObservers,
-        ways: RequestEnds,
+        ends: RequestEnds,
     ) -> None:
         super().__init__()
         self._plan = plan
@@ -95,12 +95,12 @@ class StreamDelivery(Filter):
         self._loop = loop
         self._clock_ns = observers.clock_ns
         self._journal = observers.journal
-        self._ways = ways
+        self._ends = ends
         nodes = executor.nodes
-        for op, ends in plan.ends.items():
+        for op, places in plan.ends.items():
             node = nodes[op]
             assert isinstance(node, StreamDispatcher), "every maker has one"
-            node.ends = tuple((None if end is None else nodes[end], name) for end, name in ends)
+            node.ends = tuple((None if end is None else nodes[end], name) for end, name in places)
         for node in nodes.values():
             if isinstance(node, StreamDispatcher):
                 node.deliver, node.limits = self._take, self._limits
@@ -109,7 +109,7 @@ class StreamDelivery(Filter):
 
     @classmethod
     def made(cls, plan: StreamPlan | None, *args: Any) -> StreamDelivery | None:
-        """Return one for a graph that has streams."""
+        """Return a delivery for a graph that has streams; None: it has none."""
         return None if plan is None else cls(plan, *args)
 
     # A request begins and ends ------------------------------------------------------------------
@@ -119,7 +119,7 @@ class StreamDelivery(Filter):
         if op is not None and op not in self._plan.makers:
             return
         request.stream = stream = RequestStream(is_for_one_op=op is not None)
-        stream.changes = self._ways.filters().on_answer
+        stream.changes = self._ends.filters().on_answer
         stream.out = self._out_of(op)
         request.live += stream.began_anew()
         if stream.out is not None:
@@ -129,7 +129,7 @@ class StreamDelivery(Filter):
         stream = request.stream
         if stream is None:
             return
-        self._executor.drop(request)  # there may be branches that have failed
+        self._executor.drop(request)  # branches may have failed
         if stream.timer is not None:
             stream.timer.cancel()
         takes_parts = stream.out is not None and request.sink.takes_parts
@@ -142,11 +142,11 @@ class StreamDelivery(Filter):
             note_parts(self._journal, [pack_part(*ended)])
 
     def is_decoupled(self, op: Op | None) -> bool:
-        """Return whether requests for an Op, None: for the pipeline, are answered in parts."""
+        """Return whether requests for an Op (None: for the pipeline) are answered in parts."""
         return self._out_of(None) is not None if op is None else op in self._plan.makers
 
     def _out_of(self, op: Op | None) -> StreamDispatcher | None:
-        """Return what makes the parts of the answer; None: there is one answer."""
+        """Return the dispatcher that makes the parts of the answer; None: there is one answer."""
         source = self._plan.sources.get(self._executor.last.op) if op is None else op
         node = None if source is None else self._executor.nodes[source]
         assert node is None or isinstance(node, StreamDispatcher), "every maker has one"
@@ -155,30 +155,30 @@ class StreamDelivery(Filter):
     # Parts --------------------------------------------------------------------------------------
 
     def _take(self, request: RequestState, message: Any) -> None:
-        """Take the next parts of an answer, a Bundle; Absent; ENDED, or a PipelineError."""
+        """Take a message of the answer: a Bundle, Absent, ENDED or a PipelineError."""
         stream = request.stream
         assert stream is not None, "it has made a part"
         is_next = not (stream.waiting or stream.is_packing or stream.is_passing)
         if type(message) is Bundle and stream.is_plain and is_next and request.phase is ACTIVE:
             answers = list(map(pack_short, message.parts))
-            if None not in answers:  # as nearly always
+            if None not in answers:  # the common case
                 stream.has_last = LAST in message.parts[-1]
                 stream.made_ns = self._clock_ns() if self._journal is not None else 0
                 stream.is_passing = True
                 self._give(request, stream, answers)
                 stream.is_passing = False
                 if stream.waiting:
-                    self._go_on(request, stream)
+                    self._process_waiting(request, stream)
                 return
         self._wait(request, stream, message)
 
     def _wait(self, request: RequestState, stream: RequestStream, message: Any) -> None:
-        """Have a message have its turn."""
+        """Queue a message."""
         stream.waiting.append(message)
         if not stream.is_passing:
-            self._go_on(request, stream)
+            self._process_waiting(request, stream)
 
-    def _go_on(self, request: RequestState, stream: RequestStream) -> None:
+    def _process_waiting(self, request: RequestState, stream: RequestStream) -> None:
         stream.is_passing = True
         while stream.waiting and not stream.is_packing and request.phase is ACTIVE:
             message = stream.waiting.popleft()
@@ -187,7 +187,7 @@ class StreamDelivery(Filter):
             elif message is ENDED:
                 self._finish(request, stream)
             elif isinstance(message, PipelineError):
-                self._ways.complete(request, message)
+                self._ends.complete(request, message)
             else:
                 stream.absent = message
                 request.took_part()
@@ -206,7 +206,7 @@ class StreamDelivery(Filter):
             if failed is None:
                 self._keep(request, stream, kept, sum(map(size_of, kept)))
             else:
-                self._ways.complete(request, failed)
+                self._ends.complete(request, failed)
         elif target is not None and not target.wants_response:
             self._pass_data(request, stream, parts)
         else:
@@ -216,11 +216,11 @@ class StreamDelivery(Filter):
     def _pass_data(
         self, request: RequestState, stream: RequestStream, parts: Sequence[Any]
     ) -> None:
-        """Give a sink parts as they are."""
+        """Give a sink unpacked parts."""
         for part in parts:
             data = opened(part, copy=False)
             if isinstance(data, PipelineError):
-                self._ways.complete(request, data)
+                self._ends.complete(request, data)
                 return
             stream.has_last = is_last_part(data)
             self._give(request, stream, [channel_data(request, data, None)])
@@ -234,14 +234,14 @@ class StreamDelivery(Filter):
             data = opened(payload, copy=not self._packer.is_inline)
         stream.has_last = is_last_part(data)
         if isinstance(data, PipelineError):
-            self._ways.complete(request, data)
+            self._ends.complete(request, data)
         else:
             stream.is_packing = True
             stream.made_ns = self._clock_ns() if self._journal is not None else 0
             self._packer.pack(request, data, None, keeps=payload, packed=self._packed)
 
     def _packed(self, request: RequestState, response: Any) -> None:
-        """Give a sink its part; one that cannot be packed ends the stream."""
+        """Give a sink its part; a part that cannot be packed ends the stream."""
         stream = request.stream
         if stream is None or request.phase is not ACTIVE:
             return
@@ -249,11 +249,11 @@ class StreamDelivery(Filter):
         message = response.head if type(response) is LargeResponse else response
         if type(message) is Response and message.err_no:
             self._close(request)
-            self._ways.answer(request, response)
+            self._ends.answer(request, response)
             return
         self._give(request, stream, [response])
         if not stream.is_passing:
-            self._go_on(request, stream)
+            self._process_waiting(request, stream)
 
     def _give(self, request: RequestState, stream: RequestStream, answers: list[Any]) -> None:
         """Give a sink parts that go together."""
@@ -274,23 +274,23 @@ class StreamDelivery(Filter):
             answers = [change(request, answer) for answer in answers]
         try:
             request.sink.add(answers)
-        except Exception:  # a bug of ours: other requests go on
+        except Exception:  # a defect in a frontend must not affect other requests
             _LOGGER.exception("a part could not be handed over")
             request.cancel()
 
     def _finish(self, request: RequestState, stream: RequestStream) -> None:
-        """End a stream that ended well, unless all of its parts went elsewhere."""
+        """End a stream that succeeded, unless all of its parts went elsewhere."""
         if stream.absent is not None and not (stream.given or stream.collected):
-            self._ways.complete(request, stream.absent.at_the_end())
+            self._ends.complete(request, stream.absent.at_the_end())
             return
         if request.sink.takes_parts:
             self._close(request)
-            self._ways.end(request)
+            self._ends.end(request)
             request.sink.end(None)
             return
         parts, combine = stream.collected, self._packer.combine
         if combine is None and stream.kept.bytes <= _SMALL_BYTES:
-            self._ways.complete(request, combined(parts))
+            self._ends.complete(request, combined(parts))
         else:
             call = _combining(combine or combined, request.data_id)
             job = PackJob(request, call, parts, packed=self._combined)
@@ -299,10 +299,10 @@ class StreamDelivery(Filter):
 
     def _combined(self, request: RequestState, answer: Any) -> None:
         if request.phase is ACTIVE:
-            self._ways.complete(request, answer)
+            self._ends.complete(request, answer)
 
     def _close(self, request: RequestState) -> None:
-        """Have all that is left of a request in the graph end: its answer is known."""
+        """Drop what is left of a request in the graph: its answer is known."""
         request.advance(PACKING)
         request.generation = RequestState.OVER
         request.completed_ns = self._clock_ns()
@@ -311,12 +311,12 @@ class StreamDelivery(Filter):
     def _keep(
         self, request: RequestState, stream: RequestStream, parts: Sequence[Any], size: int
     ) -> None:
-        """Keep parts for a caller who takes one answer only."""
+        """Keep parts for a client that takes one answer only."""
         stream.collected += parts
         if too_much := stream.kept.add_all(len(parts), size, self._limits):
             assert stream.out is not None, "it has made a part"
             text = f"the parts of Op {stream.out.name!r} are {too_much} for one answer"
-            self._ways.complete(request, TooLargeError(f"{text}: ask for them as a stream"))
+            self._ends.complete(request, TooLargeError(f"{text}: ask for them as a stream"))
             return
         self._expect(request, stream, self._part_timeout_s)
         request.took_part(len(parts))
@@ -324,13 +324,13 @@ class StreamDelivery(Filter):
     # Time ---------------------------------------------------------------------------------------
 
     def _expect(self, request: RequestState, stream: RequestStream, limit_s: float | None) -> None:
-        """Have the next part of a stream be there within so many seconds."""
+        """Set the deadline of the next part of a stream."""
         stream.due_at = None if limit_s is None else self._loop.time() + limit_s
         if stream.due_at is not None and stream.timer is None:
             stream.timer = self._loop.call_at(stream.due_at, self._look, request, stream)
 
     def _look(self, request: RequestState, stream: RequestStream) -> None:
-        """End a stream whose next part is overdue; its reader's time does not count."""
+        """End a stream whose next part is late; the time of a slow client does not count."""
         stream.timer = None
         due_at = stream.due_at
         if due_at is None or request.phase is not ACTIVE:
@@ -340,7 +340,7 @@ class StreamDelivery(Filter):
         assert stream.out is not None, "else nothing is due"
         flow = stream.flows.get(stream.out)
         if flow is not None and flow.sent - flow.slowest >= dag.stream_window:
-            due_at = self._loop.time() + (limit_s or 0.0)  # it waits for its reader
+            due_at = self._loop.time() + (limit_s or 0.0)  # it waits for its client
             stream.due_at = due_at
         if self._loop.time() < due_at:
             stream.timer = self._loop.call_at(due_at, self._look, request, stream)
@@ -352,11 +352,11 @@ class StreamDelivery(Filter):
             f"(data_id={request.data_id} log_id={request.log_id}) {which} passed: the {what} of "
             f"the stream was not there after {seconds:.4g} s."
         )
-        self._ways.end_now(request, error, Outcome.REJECTED)
+        self._ends.end_now(request, error, Outcome.REJECTED)
 
 
 def _combining(combine: Callable[[list[Any]], Any], data_id: int) -> Callable[[Sequence[Any]], Any]:
-    """Return what a thread calls to put parts together; it raises nothing."""
+    """Return the job's function that combines parts; it raises nothing."""
 
     def call(parts: Sequence[Any]) -> Any:
         try:

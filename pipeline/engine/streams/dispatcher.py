@@ -48,16 +48,16 @@ _GIVEN = int(PartKind.GIVEN)
 
 
 class StreamDispatcher(OpDispatcher):
-    """Joins part by part, has one part of a request under way at a time, and sends on in order.
+    """Joins part by part, processes one part of a request at a time, and sends parts on in order.
 
-    Where the Op is a generator, its runs come back after each slice, and go to their worker again
-    when there is room for more parts or a generator is to be closed.
+    If the Op is a generator, its runs come back after each slice, and go to their worker again when
+    there is room for more parts or a generator has to be closed.
 
     Attributes:
         makes_parts: whether the Op is a generator.
         deliver: takes the parts, and the end, of a request's answer.
-        ends: where its stream ends.
-        limits: of what it keeps where it gathers.
+        ends: the places where its stream ends.
+        limits: of collected parts, if it gathers.
     """
 
     streams: bool = True
@@ -89,7 +89,7 @@ class StreamDispatcher(OpDispatcher):
         self._sends_parts = op in plan.sources
         self._inlets: dict[RequestState, Inlet] = {}
         self._runs: dict[RequestState, Flow] = {}
-        self._slices = 0  # at the workers, beside the runs that count
+        self._slices = 0  # at the workers, in addition to the runs that count
         check_streams(self)
 
     # In -----------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class StreamDispatcher(OpDispatcher):
         entered: tuple[Recipient, ...] = (),
         is_all: bool = False,
     ) -> None:
-        """Take what a producer has: of one that streams, a Part, ENDED or a PipelineError."""
+        """Take a message of a producer; of one that streams a Part, ENDED or a PipelineError."""
         if not self._reads:
             super().enqueue(request, slot, part, stand_in, entered, is_all)
             return
@@ -118,7 +118,7 @@ class StreamDispatcher(OpDispatcher):
         self._advance(request, inlet)
 
     def _advance(self, request: RequestState, inlet: Inlet) -> None:
-        """Begin with the next part of a request, if it has come and none is under way."""
+        """Begin the next part of a request, if it has come and none is being processed."""
         while not (inlet.is_busy or inlet.has_failed) and self._inlets.get(request) is inlet:
             inputs = inlet.next()
             if inputs is None:
@@ -138,7 +138,7 @@ class StreamDispatcher(OpDispatcher):
                 return
 
     def _pass_over(self, request: RequestState, inlet: Inlet, absent: Any) -> None:
-        """Take note that nothing came for a part, or for the whole request."""
+        """Note that nothing came for a part, or for the whole request."""
         self.links.skipped += 1
         if not inlet.has_streams:
             del self._inlets[request]
@@ -151,10 +151,10 @@ class StreamDispatcher(OpDispatcher):
             self._send(request, absent, inlet.number - 1)
 
     def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None:
-        """Do as any Op, and have an error from outside of the loop told once more."""
+        """Begin a lap as any Op; an error from outside the loop is reported again."""
         super().begin_lap(request, again)
         if (inlet := self._inlets.get(request)) is not None:
-            inlet.has_failed = False  # those behind it have forgotten it
+            inlet.has_failed = False  # the Ops after this one have forgotten it
 
     def drop(self, request: RequestState) -> None:
         super().drop(request)
@@ -179,22 +179,24 @@ class StreamDispatcher(OpDispatcher):
         return run
 
     def _left(self, flow: Flow, request: RequestState) -> StreamRun:
-        """Take note that a request is in no run any more; return which it was in."""
+        """Note that a request has left its run; return the run."""
         del self._runs[request]
         run: StreamRun = flow.run
-        flow.run = None  # else they had each other, and generators were closed late
+        # otherwise they would refer to each other, and generators would be closed late
+        flow.run = None
         return run
 
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        """Take parts, and ends, of what a generator makes."""
+        """Take parts, and ends, from a generator."""
         for place, outcome in entries:
             item = run.items[place]
             flow = self._runs.get(item.request)
-            if flow is not None and flow.run is run and flow.place == place:  # else it is over
+            # otherwise it has ended
+            if flow is not None and flow.run is run and flow.place == place:
                 self._tell(flow, item, outcome)
 
     def _tell(self, flow: Flow, item: Item, outcome: Any) -> None:
-        """Send parts, or what ends a request, to those behind."""
+        """Send parts, or the end of a request, to the next Ops."""
         request, run = item.request, flow.run
         if type(outcome) is Bundle:
             count = len(outcome.parts)
@@ -213,7 +215,7 @@ class StreamDispatcher(OpDispatcher):
             inlet = self._inlets.get(request)
             if inlet is None:
                 self._send(request, ENDED)
-            else:  # of one part of what it reads; all slots have one source
+            else:  # the end of one input part; all slots have one source
                 source_of(self, next(iter(self._reads))).took(request, (self, ""))
                 self._next(request, inlet)
             self._router.gone(item)
@@ -233,7 +235,7 @@ class StreamDispatcher(OpDispatcher):
                 self._resume(run)
 
     def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
-        """Take note that a part was taken at an end; there may be room for another."""
+        """Note that parts were taken at an end; there may be room for others."""
         running = self._runs.get(request)
         flow = running or self._flow(request)
         taken = flow.taken
@@ -252,7 +254,7 @@ class StreamDispatcher(OpDispatcher):
                 self._resume(run)
 
     def _resume(self, run: StreamRun) -> None:
-        """Have a run that waits go on, if it can."""
+        """Let a waiting run continue, if it can."""
         if not run.is_out and run.has_work:
             run.is_out = True
             run.worker = run.ran_at if self.workers.addressable else None
@@ -282,7 +284,7 @@ class StreamDispatcher(OpDispatcher):
         return self._slices > 0 or super()._is_awaited()
 
     def _is_back(self, run: StreamRun) -> None:
-        """Take note that a run is at no worker."""
+        """Note that a run is at no worker."""
         if run.is_counted:
             run.is_counted = False
             self.release(run)
@@ -332,14 +334,14 @@ class StreamDispatcher(OpDispatcher):
         self._router.gone(item)
 
     def _next(self, request: RequestState, inlet: Inlet) -> None:
-        """Go on to the next part of a request, unless that is over by now."""
+        """Continue with the next part of a request, unless the request has ended."""
         if self._inlets.get(request) is inlet:
             inlet.number += 1
             inlet.is_busy = False
             self._advance(request, inlet)
 
     def _fail_stream(self, request: RequestState, error: PipelineError) -> None:
-        """Send an error behind the parts that were sent: the stream ends with it."""
+        """Send an error after the parts that were sent: the stream ends with it."""
         note_op(error, self.name)
         read_no_more(self, request)
         flow = self._runs.get(request)
@@ -348,11 +350,11 @@ class StreamDispatcher(OpDispatcher):
             self._resume(self._left(flow, request))
         if self._sends_parts:
             self._send(request, error)
-        else:  # who gathers has one answer
+        else:  # an Op that gathers has one answer
             self._router.route(self, request, error)
 
     def _send_part(self, request: RequestState, number: int, outcome: Any) -> None:
-        """Send an answer, or where it goes: a Goto or an Answer with it."""
+        """Send an answer, or the Goto or Answer that contains it."""
         stream = request.stream
         if type(outcome) is dict or not isinstance(outcome, Routed):
             self._send(request, Bundle([outcome]), number)
@@ -368,7 +370,7 @@ class StreamDispatcher(OpDispatcher):
             self.deliver(request, ENDED)
 
     def _goto(self, request: RequestState, number: int, goto: Goto) -> None:
-        """Send a part to the Ops that are named; the others see that it is absent."""
+        """Send a part to the named Ops, and an Absent to the others."""
         links, to = self.links, goto.to
         named = [reader for reader in links.successors if reader.name in to]
         if len(named) < len(to):
@@ -386,7 +388,7 @@ class StreamDispatcher(OpDispatcher):
         links.withheld.update(others)
         generation = request.generation
         _spread(self.name, request, Part(number, goto.answer), named)
-        if request.generation == generation:  # else it is over, or has started anew
+        if request.generation == generation:  # otherwise it has ended, or started again
             _spread(self.name, request, Part(number, absent), others)
 
     def _send(self, request: RequestState, message: Any, number: int = 0) -> None:
@@ -401,7 +403,7 @@ class StreamDispatcher(OpDispatcher):
             parts = [Part(number, message)]
         generation = request.generation
         for part in parts:
-            if request.generation == generation:  # else it is over, or has started anew
+            if request.generation == generation:  # otherwise it has ended, or started again
                 _spread(self.name, request, part, self.links.successors)
 
     def _flow(self, request: RequestState) -> Flow:
@@ -417,7 +419,7 @@ class StreamDispatcher(OpDispatcher):
 
 
 def read_no_more(node: StreamDispatcher, request: RequestState) -> None:
-    """Have nobody wait for an Op to take parts of a request any more."""
+    """Stop waiting for an Op to take parts of a request."""
     inlet = node._inlets.get(request)
     if inlet is None or inlet.has_failed:
         return
@@ -428,7 +430,7 @@ def read_no_more(node: StreamDispatcher, request: RequestState) -> None:
 
 
 def source_of(node: StreamDispatcher, producer: str) -> StreamDispatcher:
-    """Return the dispatcher that makes what a producer of another one brings."""
+    """Return the dispatcher that makes the stream of a producer of `node`."""
     nodes = node._router.nodes
     maker = nodes[node._plan.sources[next(op for op in nodes if op.name == producer)]]
     assert isinstance(maker, StreamDispatcher), "every maker has one"
@@ -436,7 +438,7 @@ def source_of(node: StreamDispatcher, producer: str) -> StreamDispatcher:
 
 
 def _spread(by: str, request: RequestState, message: Any, to: Sequence[OpNode]) -> None:
-    """Hand a message to these Ops; each has a part's values to itself."""
+    """Send a message to these Ops; each gets its own dict."""
     generation, own = request.generation, message
     for place, reader in enumerate(to):
         if request.generation == generation:
@@ -451,8 +453,8 @@ def is_for_one_op(request: RequestState) -> bool:
 
 
 def note_stream(spans: SpanRecorder, run: StreamRun, item: Item, outcome: int) -> None:
-    """Take down the span of a request whose generator is done with it: one for all its parts."""
-    if run.tells_steps or not spans.is_wanted:
+    """Record the span of a request whose generator has ended: one for all its parts."""
+    if run.reports_steps or not spans.is_wanted:
         return
     request, now = item.request, spans.clock_ns()
     began, prepared = run.start_ns or now, run.preprocess_end_ns or now
@@ -464,7 +466,7 @@ def note_stream(spans: SpanRecorder, run: StreamRun, item: Item, outcome: int) -
 
 
 def note_cut(spans: SpanRecorder, flow: Flow) -> None:
-    """Take down a stream that ends with its request, or has to start anew with it."""
+    """Record a stream that ends with its request, or has to start again with it."""
     item = flow.run.items[flow.place]
     request, outcome = item.request, Outcome(item.request.outcome)
     if request.generation != RequestState.OVER or outcome not in (Outcome.OK, *FROM_OUTSIDE):
@@ -475,7 +477,7 @@ def note_cut(spans: SpanRecorder, flow: Flow) -> None:
 
 
 def note_made(spans: SpanRecorder, flow: Flow, item: Item, bundle: Bundle) -> None:
-    """Take down the last parts that an Op has made."""
+    """Record the last parts that an Op has made."""
     journal = spans.journal
     if journal is None:
         return
@@ -491,7 +493,7 @@ def note_made(spans: SpanRecorder, flow: Flow, item: Item, bundle: Bundle) -> No
 
 
 def note_end(spans: SpanRecorder, flow: Flow, item: Item, kind: PartKind) -> None:
-    """Take down the end of a stream that an Op has made."""
+    """Record the end of a stream that an Op has made."""
     if spans.journal is not None:
         now = spans.clock_ns()
         began_ns = flow.sent_ns or flow.run.start_ns or now
@@ -501,7 +503,7 @@ def note_end(spans: SpanRecorder, flow: Flow, item: Item, kind: PartKind) -> Non
 
 
 def note_parts(journal: Journal, rows: Sequence[bytes]) -> None:
-    """Take down parts of streams, see `journal.PART`."""
+    """Record parts of streams, see `journal.PART`."""
     journal.parts += rows
     if len(journal.parts) >= MAX_ROWS:
         journal.flush_parts()

@@ -1,6 +1,6 @@
-"""Parts, which go along edges that stream; and how far the streams of a request are ahead.
+"""Parts, which pass along edges that stream; and how far the streams of a request are ahead.
 
-All on the event loop, but for the values themselves.
+Everything runs on the event loop, except for the values themselves.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
-    """One answer of a stream; `number` counts those of its request, from 0."""
+    """One answer of a stream; `number` counts the parts of its request, from 0."""
 
     number: int
     payload: Any
 
 
 class Bundle(msgspec.Struct, eq=False):
-    """Parts of one request, in order, that go together.
+    """Consecutive parts of one request that go together.
 
     Attributes:
-        times_ns: when each was there; empty: now.
-        bytes: of all, about; 0: they were not counted.
+        times_ns: when each was made; empty: now.
+        bytes: approximate size of all; 0: they were not counted.
     """
 
     parts: list[Any] = field(default_factory=list)
@@ -51,9 +51,9 @@ def apart(entries: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, Any]]:
 
 
 def together(made: deque[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Take the entries of a run: parts of one request that follow each other as a Bundle.
+    """Take the entries of a run: consecutive parts of one request become a Bundle.
 
-    Others may be added meanwhile.
+    Other threads may add entries meanwhile.
     """
     groups: list[tuple[int, Any]] = []
     last, bundle = -1, Bundle()
@@ -71,7 +71,7 @@ def together(made: deque[tuple[int, Any]]) -> list[tuple[int, Any]]:
 
 
 def opened_part(message: Any) -> Any:
-    """Return a message with what is in its payload, or the error that kept that shut."""
+    """Return a message with an opened payload, or the error of opening it."""
     if not isinstance(message, Part):
         return opened(message)
     payload = opened(message.payload)
@@ -96,28 +96,29 @@ class Maker(Protocol):
     name: str
 
     def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
-        """Take note that parts were taken at an end; there may be room for others."""
+        """Note that parts were taken at an end; there may be room for others."""
 
 
 ALL = 1 << 62
-"""More parts than there ever are: at an end that takes no more, nobody waits for it."""
+"""More parts than there can be: for an end that takes no more, so that no source waits for it."""
 
 UNWANTED = -1
-"""Stands in `StreamRun.allowed` for an item whose stream has failed elsewhere."""
+"""The value in `StreamRun.allowed` of an item whose stream has failed elsewhere."""
 
 ENDED = _Ended()
-"""Comes behind the last part of a stream that ended well; of one that failed its error does."""
+"""Follows the last part of a stream that succeeded; a stream that failed has its error instead."""
 
 
 class Flow(msgspec.Struct, eq=False):
-    """One stream of one request: how many parts were sent, and taken where they end.
+    """One stream of one request: how many parts were sent, and taken at its ends.
 
     Attributes:
         maker: the Op's dispatcher.
-        taken: at each of its ends.
-        sent_ns: when the last one was.
+        taken: the number of parts taken at each of its ends.
+        sent_ns: when the last part was sent.
         is_answer: whether its parts are the answer.
-        run: what makes them, in which the request has this `place`.
+        run: the run that makes them.
+        place: of the request in that run.
     """
 
     maker: Maker
@@ -130,38 +131,38 @@ class Flow(msgspec.Struct, eq=False):
 
     @property
     def slowest(self) -> int:
-        """Return how many parts all have taken."""
+        """Return how many parts all ends have taken."""
         return min(self.taken.values())
 
     def begin(self, run: Any, place: int) -> Flow:
-        """Take note of the run that makes the next parts; return itself."""
+        """Set the run that makes the next parts; return this flow."""
         self.run, self.place = run, place
         return self
 
     def first_room(self, window: int) -> int:
-        """Return how many parts there may be of a run that begins."""
+        """Return how many parts a run that begins may make."""
         slowest = self.slowest
         return UNWANTED if slowest >= ALL else slowest + window - self.sent
 
 
 class RequestStream(msgspec.Struct, eq=False):
-    """The streams of one request, and its answer's way out.
+    """The streams of one request, and the way of its answer to the client.
 
     Attributes:
-        out: the stream that is its answer; None: that comes at once.
-        is_for_one_op: whether it is for one Op alone.
-        waiting: parts of it that are not packed yet, and its end.
-        is_packing: whether one is being packed.
-        is_passing: whether somebody is at `waiting` just now.
-        is_plain: whether short texts need no more than `pack_short`; known behind its first part.
-        changes: of each part; see `Filter.on_answer`.
-        collected: parts that are to be one answer; `kept` counts them.
+        out: the stream that is the answer; None: the answer comes at once.
+        is_for_one_op: whether the request is for one Op alone.
+        waiting: parts of the answer that are not packed yet, and its end.
+        is_packing: whether a part is being packed.
+        is_passing: whether a call is processing `waiting` now.
+        is_plain: whether short texts need only `pack_short`; known after the first part.
+        changes: for each part; see `Filter.on_answer`.
+        collected: parts for the one answer; `kept` counts them.
         absent: of a part that went elsewhere.
-        given: parts that its sink was given; `given_ns`: when the last one was.
-        made_ns: when the part that is packed was there.
-        has_last: a part has said that it is the last.
-        due_at: when the next part has to be there, on the loop's clock; None: at any time.
-        timer: looks then.
+        given: number of parts given to the sink; `given_ns`: when the last was given.
+        made_ns: when the part that is being packed was made.
+        has_last: whether a part was marked as the last.
+        due_at: the deadline of the next part, on the loop's clock; None: no deadline.
+        timer: for `due_at`.
     """
 
     flows: dict[Maker, Flow] = field(default_factory=dict)
@@ -189,7 +190,7 @@ class RequestStream(msgspec.Struct, eq=False):
         return parts[0]
 
     def began_anew(self) -> int:
-        """Forget what was, since the request starts over; return what holds it: one."""
+        """Reset, because the request starts again; return the number of its holders: one."""
         self.flows.clear()
         self.waiting.clear()
         self.collected.clear()

@@ -1,4 +1,4 @@
-"""Inlet: what one Op reads of one request where any of it streams: joined part by part."""
+"""Inlet: the inputs of one Op for one request if any of them streams, joined part by part."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Inlet:
-    """Joins parts by their number, and repeats what is no stream for each of them.
+    """Joins parts by their number, and repeats other inputs for each of them.
 
     Args:
-        producers: those that the Op reads, in its order.
-        streaming: those of them that stream.
+        producers: the Ops that the Op reads, in its order.
+        streaming: the names of the producers that stream.
 
     Attributes:
-        number: of the part that is next, or under way.
-        is_busy: whether the Op has one under way: the next one waits, so that order holds.
-        has_failed: whether an error has ended it: what comes then counts no more.
+        number: of the next or current part.
+        is_busy: whether the Op processes a part: the next one waits, to keep the order.
+        has_failed: whether an error has ended it: later messages are ignored.
     """
 
     def __init__(self, producers: Sequence[str], streaming: Iterable[str]) -> None:
@@ -39,13 +39,13 @@ class Inlet:
 
     @property
     def has_streams(self) -> bool:
-        """Return whether any of what it reads streams, as far as that is not absent."""
+        """Return whether any input still streams, and is not absent."""
         return bool(self._parts)
 
     def take(self, producer: str, message: Any) -> None:
-        """Take what a producer has: a Part, ENDED, a PipelineError; or its one payload.
+        """Take a message of a producer: a Part, ENDED, a PipelineError; or its only payload.
 
-        Absent says that nothing will come from it; in a Part: that nothing does this time.
+        Absent: nothing will come from it; in a Part: nothing comes this time.
         """
         if self.has_failed:
             return
@@ -59,7 +59,7 @@ class Inlet:
     def next(self) -> Any:
         """Return the next inputs; ENDED; a PipelineError; None: something has not come yet.
 
-        Absent: there is nothing to read for this part, or in a dict's place for the request.
+        Absent: there is nothing to read for this part, or, instead of a dict, for the request.
         """
         heads = {name: parts[0] for name, parts in self._parts.items() if parts}
         for message in (*self._unary.values(), *heads.values()):
@@ -67,7 +67,7 @@ class Inlet:
                 return message
         if len(self._unary) + len(heads) < len(self._producers):
             return None
-        if not heads:  # no stream has come: what has is one part
+        if not heads:  # no producer streams: the inputs are one part
             return present(self._in_order(self._unary)) if not self.number else ENDED
         ended = [message is ENDED for message in heads.values()]
         if any(ended):
@@ -85,7 +85,7 @@ class Inlet:
 
 
 def inlet_of(node: StreamDispatcher, reads: Iterable[str]) -> Inlet:
-    """Return a new inlet of an Op that reads these streams, among others."""
+    """Return a new inlet of an Op that reads these streams, among other inputs."""
     producers = node.channel.producers
     if node.op.pipeline_gathers:
         return GatherInlet(producers, reads, node.limits, node.name)
@@ -93,11 +93,11 @@ def inlet_of(node: StreamDispatcher, reads: Iterable[str]) -> Inlet:
 
 
 class GatherInlet(Inlet):
-    """Collects all parts: the Op runs once, when all streams have ended.
+    """Collects all parts: the Op runs once, after all streams have ended.
 
     Args:
-        limits: of what it keeps.
-        op: who gathers, to be named where that is too much.
+        limits: of the collected parts.
+        op: the name of the Op, for the error.
     """
 
     def __init__(

@@ -25,18 +25,17 @@ _OK = int(Outcome.OK)
 
 
 class IterativeDispatcher(StreamDispatcher):
-    """Has requests join the run of a worker, which goes on step by step as long as there are any.
+    """Lets requests join the run of a worker, which steps as long as it has any.
 
-    The run is the worker's one job: it comes back after each slice, as a generator's does.
+    The run is the worker's only job: it comes back after each slice, as a generator's does.
 
     Attributes:
-        may_hold: whether a worker may keep parts a while: there is no limit to the time between
-            them.
+        may_hold: whether a worker may hold parts for some time: there is no limit between parts.
     """
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
-        self.run_type: type[BatchRun] = BatchRun  # what the scheduler cuts: those who join
+        self.run_type: type[BatchRun] = BatchRun  # the scheduler's batches: the requests that join
         self._seated: IterativeScheduler = cast(IterativeScheduler, self.scheduler)
         self.may_hold: bool = False
         self._at: dict[int, StreamRun] = {}
@@ -58,7 +57,7 @@ class IterativeDispatcher(StreamDispatcher):
                 self._join(run.worker or 0, run.items)
 
     def _join(self, number: int, items: Sequence[Item]) -> None:
-        """Have requests be in the next step of a worker."""
+        """Add requests to the next step of a worker."""
         run = self._at.get(number)
         if run is None:
             run = stepped_run(number)
@@ -80,7 +79,7 @@ class IterativeDispatcher(StreamDispatcher):
             self._resume(run)
 
     def _makes_one_answer(self, request: RequestState) -> bool:
-        """Return whether a request's parts go nowhere but into its one answer."""
+        """Return whether all parts of a request become its one answer."""
         return self._flow(request).is_answer and not request.sink.takes_parts
 
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
@@ -88,7 +87,7 @@ class IterativeDispatcher(StreamDispatcher):
         self._tell_all(run, entries)
 
     def _tell_all(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        """Send what was made; the places of those that have ended are free."""
+        """Send the parts, and free the places of requests that have ended."""
         items, runs = run.items, self._runs
         for place, outcome in entries:
             item = items[place]
@@ -106,7 +105,7 @@ class IterativeDispatcher(StreamDispatcher):
                 self.spans.batch(cast(Worker, run), step)
 
     def _leave(self, run: StreamRun, place: int) -> None:
-        """Give a place to whoever comes next."""
+        """Free a place."""
         item = run.items[place]
         run.leave(place)
         self._seated.leave(item)
@@ -118,7 +117,7 @@ class IterativeDispatcher(StreamDispatcher):
             self._router.cycle.mark_dirty(self)
 
     def _give_up(self, worker: Worker, run: BatchRun | Item) -> None:
-        """Replace a worker that hangs in a step: those in it end, others go on."""
+        """Replace a worker that hangs in a step: its requests end, the others continue."""
         assert isinstance(run, StreamRun), "nothing else is submitted"
         run.is_superseded = True
         error = run.timed_out(self.name, worker.number)
@@ -127,13 +126,13 @@ class IterativeDispatcher(StreamDispatcher):
         self._end(run, stuck, error)
 
     def start_over(self, job: BatchRun, error: PipelineError) -> None:
-        """End those that a lost worker had begun with; the others begin at the next one."""
+        """End the requests that a lost worker had begun; the others begin at the next worker."""
         assert isinstance(job, StreamRun), "nothing else is submitted"
         is_last = self.workers.outage is not None
         self._end(job, job.taken if is_last else begun(job), error)
 
     def _end(self, run: StreamRun, places: Sequence[int], error: PipelineError) -> None:
-        """End those in some places of a run, which is given up; the others go on in another."""
+        """End the requests in some places of a given-up run; the others continue in a new one."""
         self._is_back(run)
         left = run.left()
         following = run.without(places)
@@ -152,5 +151,5 @@ class IterativeDispatcher(StreamDispatcher):
 
 
 def begun(run: StreamRun) -> list[int]:
-    """Return the places of those that the worker may have begun with."""
+    """Return the places of the requests that the worker may have begun."""
     return [place for place in run.taken if place not in run.joining]

@@ -1,6 +1,6 @@
-"""StreamPlan: which Ops of a graph answer in parts, and where each stream comes from and ends.
+"""StreamPlan: which Ops of a graph answer in parts, and where each stream begins and ends.
 
-Pure: what the Ops' methods are says it before there is any request.
+Pure: the methods of the Ops decide it, before there is any request.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ class StreamPlan(msgspec.Struct, frozen=True, eq=False):
     """The streams of a graph.
 
     Attributes:
-        makers: Ops that make parts of one request.
-        sources: of each Op that answers in parts the maker of these.
-        reads: for each Op that reads streams, the names of those that bring them.
+        makers: Ops that make several parts of one request.
+        sources: for each Op that answers in parts the maker of these parts.
+        reads: for each Op that reads streams, the names of the producers that stream.
         ends: for each maker, where its stream ends: at an Op, None for the ResponseOp; with the
-            name of the Op that brings it, where several may.
+            name
+            of the Op that sends it, if there may be several.
     """
 
     makers: frozenset[Op]
@@ -57,8 +58,8 @@ def plan_streams(graph: Graph) -> StreamPlan | None:
     """Find the streams of a graph; None: it has none.
 
     Raises:
-        GraphError: naming the Ops: two streams that meet, an Op that gathers and has nothing to,
-            streams together with jumps or with inputs of which the first counts.
+        GraphError: naming the Ops: two streams meet, an Op gathers without a stream, or streams are
+            combined with jumps or with inputs of which the first counts.
     """
     makers = frozenset(op for op in graph.ops if makes_parts(op))
     sources: dict[Op, Op] = {}
@@ -67,7 +68,7 @@ def plan_streams(graph: Graph) -> StreamPlan | None:
         streaming = [producer for producer in op.get_input_ops() if producer in sources]
         if op.pipeline_gathers and not streaming:
             raise GraphError(
-                f"Op {op.name!r} has gather=True, but none of the Ops that it reads streams: "
+                f"Op {op.name!r} has gather=True, but the Ops that it reads do not stream: "
                 f"{names_of(op.get_input_ops())}."
             )
         if streaming:
@@ -87,12 +88,12 @@ def plan_streams(graph: Graph) -> StreamPlan | None:
 def _one_source(op: Op, streaming: list[Op], sources: Mapping[Op, Op]) -> Op:
     makers = dict.fromkeys(sources[producer] for producer in streaming)
     if len(makers) > 1:
-        ways = ", ".join(
+        paths = ", ".join(
             f"{producer.name!r} brings the stream of {sources[producer].name!r}"
             for producer in streaming
         )
         raise GraphError(
-            f"Op {op.name!r} reads two streams, whose parts do not belong together: {ways}. Give "
+            f"Op {op.name!r} reads two streams, whose parts do not belong together: {paths}. Give "
             "it gather=True, which gets all parts of both at once, or join them before they "
             "stream."
         )
@@ -100,7 +101,7 @@ def _one_source(op: Op, streaming: list[Op], sources: Mapping[Op, Op]) -> Op:
 
 
 def _check_others(graph: Graph, makers: frozenset[Op], reads: Mapping[Op, frozenset[str]]) -> None:
-    """Refuse what a stream cannot go together with."""
+    """Check that each stream is combined only with supported features."""
     ragged = [op for op in makers if hasattr(op, "pipeline_config") and is_ragged(op)]
     if ragged:
         raise GraphError(
@@ -139,15 +140,15 @@ def _check_others(graph: Graph, makers: frozenset[Op], reads: Mapping[Op, frozen
 def _check_loop(
     graph: Graph, op: Op, target: Op, makers: frozenset[Op], reads: Mapping[Op, frozenset[str]]
 ) -> None:
-    """Refuse a loop beside streams that may be under way when it begins its next lap."""
-    leads = {op}  # to the Op that loops
+    """Check that no stream beside a loop may be running when the loop begins its next lap."""
+    leads = {op}  # lead to the Op that loops
     for step in reversed(graph.ops):
         leads |= {step} & {read for one in leads for read in one.get_input_ops()}
-    waits = {op}  # until it loops no more
-    again = {target}  # those that run with each lap
+    waits = {op}  # wait until it loops no more
+    again = {target}  # run in each lap
     for step in graph.ops:
         inputs = step.get_input_ops()
-        config = getattr(step, "pipeline_config", None)  # as above
+        config = getattr(step, "pipeline_config", None)  # None for a graph that is drawn
         takes_first = config is not None and config.channel_recv_first_arrive
         if (all if takes_first else any)(read in waits for read in inputs):
             waits.add(step)
@@ -162,8 +163,8 @@ def _check_loop(
     if wrong:
         raise GraphError(
             f"{names_of(wrong)}: parts are made or read beside the loop of {op.name!r} to "
-            f"{target.name!r}, which has what they are made of run again meanwhile. Read "
-            f"{op.name!r}, too: that waits until it loops no more."
+            f"{target.name!r}, whose Ops run again meanwhile. Also read {op.name!r}: that waits "
+            "until the loop has ended."
         )
     once = [
         reader
@@ -173,13 +174,13 @@ def _check_loop(
     if once:
         raise GraphError(
             f"{names_of(once)}: a stream is read in the loop of {op.name!r} to {target.name!r}, "
-            "together with what comes once only, from outside of it."
+            "together with an answer from outside the loop, which comes only once."
         )
 
 
 def _check_waits(graph: Graph, sources: Mapping[Op, Op], makers: frozenset[Op]) -> None:
-    """Refuse a join of a stream with what is known at its end only: neither would ever go on."""
-    behind: dict[Op, frozenset[Op]] = {}  # the streams that have ended before an Op answers first
+    """Refuse a join of a stream with an Op that answers at its end only: it would deadlock."""
+    behind: dict[Op, frozenset[Op]] = {}  # the streams that have ended before an Op first answers
     above: dict[Op, frozenset[Op]] = {}  # for each maker, it and the streams that it is made of
     for op in graph.ops:
         inputs = [producer for producer in op.get_input_ops() if producer in behind]
@@ -190,8 +191,8 @@ def _check_waits(graph: Graph, sources: Mapping[Op, Op], makers: frozenset[Op]) 
             behind[op] |= upstream
         elif waiting := upstream & behind[op]:
             raise GraphError(
-                f"Op {op.name!r} reads parts of the stream of {names_of(list(waiting))}, and what "
-                "is known at its end only: give it gather=True, too."
+                f"Op {op.name!r} reads parts of the stream of {names_of(list(waiting))}, and an Op "
+                "that answers only at its end: give it gather=True also."
             )
         if op in makers:
             above[op] = frozenset({op}) if op.pipeline_gathers else upstream | {op}
@@ -200,7 +201,7 @@ def _check_waits(graph: Graph, sources: Mapping[Op, Op], makers: frozenset[Op]) 
 def _ends_of(
     maker: Op, graph: Graph, sources: Mapping[Op, Op], makers: frozenset[Op]
 ) -> tuple[tuple[Op | None, str], ...]:
-    """Return who takes a maker's parts for good: Ops that gather or stream anew, the end."""
+    """Return where a maker's parts end: at Ops that gather or stream again, and at the answer."""
     ends: list[tuple[Op | None, str]] = []
     if sources.get(graph.last_op) is maker:
         ends.append((None, ""))
@@ -214,7 +215,7 @@ def _ends_of(
 
 
 def check_streams(node: StreamDispatcher) -> None:
-    """Refuse what a stream cannot go together with, as far as the configuration says it.
+    """Check that the Op's configuration allows streams.
 
     Raises:
         ConfigError: its workers cannot run a generator.
@@ -223,8 +224,8 @@ def check_streams(node: StreamDispatcher) -> None:
     config = node.op.pipeline_config
     if node.makes_parts and not node.workers.runs_slices:
         raise ConfigError(
-            f"op.{node.name}.workers: {config.workers}: these cannot run a generator; "
-            "expected thread or process"
+            f"op.{node.name}.workers: expected thread or process, found {config.workers}, which "
+            "cannot run a generator"
         )
     if config.channel_recv_first_arrive and node.channel.is_join:
         raise GraphError(

@@ -1,6 +1,7 @@
-"""StreamRun: requests that are answered in parts, in slices, between which it holds no worker.
+"""StreamRun: requests that are answered in parts. It runs in slices, and holds no worker between
+them.
 
-Plain code for any worker, as `engine.batch_run`.
+Plain code for any worker, as `engine.run.stages`.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ DONE = "done"
 
 
 NO_PART: Any = type("NoPart", (), {"__repr__": lambda self: "NO_PART"})()
-"""In the place of a part: the stream ended before."""
+"""Replaces a part of a request whose stream has ended before."""
 
 
 class Pull:
-    """A generator that runs, turn by turn.
+    """A running generator, advanced turn by turn.
 
     Args:
         generator: of `process` or `postprocess`.
-        call: of the batch: its items, and how many rows each of them brought.
-        wait_for: has what an asynchronous one yields.
+        call: of the batch: its items, and the number of rows of each.
+        wait_for: returns what an asynchronous generator yields.
         is_batched: whether None in the place of a row, or `done`, ends a request.
 
     Attributes:
@@ -79,7 +80,7 @@ class Pull:
         self.advance: Callable[[], Any] = self._awaited if is_async else iter(generator).__next__
 
     def _awaited(self) -> Any:
-        """Return what an asynchronous generator yields next; raises StopIteration at its end."""
+        """Return the next value of an asynchronous generator; raises StopIteration at its end."""
         is_there, value = self._wait_for(_next_of(self._generator), "a part")
         if not is_there:
             raise StopIteration
@@ -88,10 +89,10 @@ class Pull:
     def pieces(self, result: Any) -> list[tuple[int, Any, bool]]:
         """Return (item, its part or NO_PART, whether its stream ends) of each request.
 
-        Those that end have no rows from now on.
+        Requests that end have no rows from now on.
 
         Raises:
-            PayloadTypeError: there is not a row for each row that goes on.
+            PayloadTypeError: the number of rows is wrong.
         """
         parts, cuts = cut(result, len(self.items), self._spans)
         ends = [end or part is NO_PART for part, end in zip(parts, cuts, strict=True)]
@@ -133,7 +134,7 @@ class Pull:
             self.turns += 1
         except StopIteration:
             self.is_over = True
-            run.tell(watch, [(place, ENDED) for place in self._waiting(run)])
+            run.send_parts(watch, [(place, ENDED) for place in self._waiting(run)])
             return True
         except BaseException as error:  # user code; a worker survives even SystemExit
             self.is_over = True
@@ -143,7 +144,7 @@ class Pull:
             watch.call_ends()
             if deadline is not None:
                 set_call_deadline(None)
-        if run.is_superseded:  # it took too long: another worker has what is left
+        if run.is_superseded:  # it took too long: another worker has the rest
             self.close(op, watch)
             return True
         try:
@@ -152,15 +153,15 @@ class Pull:
             else:
                 place = self.items[0]
                 entries = [(place, self._answered(run, op, place, value))]
-        except BaseException as error:  # it is no answer, or not of that many rows
+        except BaseException as error:  # it is not an answer, or has the wrong number of rows
             self.close(op, watch)
             self._failed(run, op, watch, error)
             return True
-        run.tell(watch, entries)
+        run.send_parts(watch, entries)
         return True
 
     def _entries(self, run: StreamRun, op: BoundOp, value: Any) -> list[Entry]:
-        """Return what one turn of a batch has for the items that still wait."""
+        """Return the parts of one turn for the items that still wait."""
         entries: list[Entry] = []
         for place, part, is_last in self.pieces(op.processed(value)):
             if run.ended[place]:
@@ -172,7 +173,7 @@ class Pull:
         return entries
 
     def _answered(self, run: StreamRun, op: BoundOp, place: int, value: Any) -> Any:
-        """Return the part that a turn has made for the one item of a generator."""
+        """Return the part of a turn, for the one item of a generator."""
         if op.streams == "postprocess":
             return value if type(value) is dict else op.answered(value)
         if type(value) is not dict:
@@ -182,7 +183,7 @@ class Pull:
     def _failed(
         self, run: StreamRun, op: BoundOp, watch: StreamWatch, error: BaseException
     ) -> None:
-        """End the items of a generator that raised; or call it again, where nobody got a part."""
+        """End the items of a generator that raised; or call it again, if nobody got a part."""
         call = self.call
         if op.streams == "postprocess":
             item = run.items[self.items[0]]
@@ -195,7 +196,7 @@ class Pull:
                 and run.calls_again(op, call, error, failed)
             ):
                 return
-        run.tell(watch, [(place, failed) for place in self._waiting(run)])
+        run.send_parts(watch, [(place, failed) for place in self._waiting(run)])
 
     def close(self, op: BoundOp, watch: StreamWatch) -> None:
         self.is_over = True
@@ -218,7 +219,7 @@ class Pull:
         return self
 
     def _set_trace(self, run: StreamRun, op: BoundOp) -> None:
-        """Have what a turn asks for belong to the trace of its first traced item."""
+        """Let the requests that a turn sends belong to the trace of its first traced item."""
         run.latest = self
         if self.trace or call_trace():
             set_call_trace(child(self.trace, op.name, "process") if self.trace else "")
@@ -228,21 +229,21 @@ class Pull:
 
 
 def _posted(run: StreamRun, op: BoundOp, place: int, data: Any) -> Any:
-    """Return what `postprocess` makes of a part."""
+    """Return the result of `postprocess` for a part."""
     if run.states or run.contexts:
         run.enter(op, place)
     return op.ended(run.items[place], data)
 
 
 def cut(result: Any, count: int, spans: list[list[int]]) -> tuple[list[Any], list[bool]]:
-    """Return what a batch's result has for each of its requests, and whether that is the last.
+    """Return the part of each request in a batch's result, and whether it is the last.
 
-    NO_PART is in the place of what a request gets whose stream had its last part before: its rows
-    are None. A row of the key DONE that is true says that this is the last one. Without `spans`
-    there is one request, and all of the result is its.
+    NO_PART replaces the part of a request whose stream has ended before: its rows are None. A true
+    row under the key DONE says that this part is the last. Without `spans` there is one request,
+    which gets the whole result.
 
     Raises:
-        PayloadTypeError: there is not a row for each row that goes on.
+        PayloadTypeError: the number of rows is wrong.
     """
     done: Any = None
     if isinstance(result, Mapping) and _is_mask(result.get(DONE)):
@@ -251,7 +252,7 @@ def cut(result: Any, count: int, spans: list[list[int]]) -> tuple[list[Any], lis
     parts = split_result(result, spans) if spans else [result]
     ends = _ends(done, count, spans)
     values = result.values() if isinstance(result, Mapping) else [result]
-    if any(isinstance(value, list | Mapping) for value in values):  # else there is no None in it
+    if any(isinstance(value, list | Mapping) for value in values):  # otherwise it contains no None
         parts = [NO_PART if _is_none(part) else part for part in parts]
     return parts, ends
 
@@ -264,16 +265,16 @@ def _ends(done: Any, count: int, spans: list[list[int]]) -> list[bool]:
         return [bool(np.all(done))] * count
     if len(done) != sum(spans[0]):
         raise PayloadTypeError(
-            f"process yielded {DONE!r} with {len(done)} rows for {sum(spans[0])} rows "
-            "that go on: give one for each."
+            f"process yielded {DONE!r} with {len(done)} rows, but {sum(spans[0])} rows continue: "
+            "give one for each."
         )
-    if spans[0].count(1) == count:  # a row each, as nearly always
+    if spans[0].count(1) == count:  # one row each is the common case
         return list(map(bool, done.tolist() if getattr(done, "ndim", 0) == 1 else done))
     return [bool(np.all(rows)) for rows in slices(done, spans[0])]
 
 
 async def _next_of(generator: AsyncGenerator[Any, Any]) -> tuple[bool, Any]:
-    """Return (True, what comes next), or (False, None) at the end."""
+    """Return (True, the next value), or (False, None) at the end."""
     try:
         return True, await anext(generator)
     except StopAsyncIteration:
@@ -288,7 +289,7 @@ def _is_mask(value: Any) -> bool:
 
 
 def _is_none(part: Any) -> bool:
-    """Return whether a request has None in place of its rows."""
+    """Return whether a request has None in the place of its rows."""
     values = part.values() if isinstance(part, Mapping) else [part]
     return any(
         isinstance(value, list) and value and all(row is None for row in value) for value in values
@@ -297,7 +298,7 @@ def _is_none(part: Any) -> bool:
 
 _LOGGER = logging.getLogger(__name__)
 
-SLICE_NS = 20_000_000  # after which others have their turn
+SLICE_NS = 20_000_000  # after a slice others have their turn
 
 NOBODY = sys.maxsize
 """Room of a generator whose parts nobody waits for."""
@@ -310,18 +311,18 @@ A part is a payload, or a Goto with one.
 
 
 class StreamWatch(CallWatch, Protocol):
-    """Told what a run makes, too."""
+    """Also notified of parts."""
 
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        """Have the owner of the workers told of parts, on the loop and in order."""
+        """Pass parts to the owner of the workers, on the loop and in order."""
 
 
 class PartSource(Protocol):
-    """Maker of parts, where the Op runs: a generator, or the steps of all who are there.
+    """Makes parts, at the worker: a generator, or the steps of all requests that are there.
 
     Attributes:
-        items: places of those who share what it makes; empty: each has its own.
-        is_over: whether it makes no more.
+        items: places of the requests that share its parts; empty: each has its own.
+        is_over: whether it makes no more parts.
     """
 
     items: list[int]
@@ -337,21 +338,21 @@ class PartSource(Protocol):
     ) -> bool:
         """Make the next parts, if there is room for them; return whether there may be more.
 
-        It is closed if nobody waits for its parts.
+        It closes itself if nobody waits for its parts.
         """
 
     def close(self, op: BoundOp, watch: StreamWatch) -> None:
-        """End it, wherever it stands. Raises nothing."""
+        """End it in any state. Raises nothing."""
 
     def left(self, run: StreamRun) -> list[Entry]:
-        """Take what it has made and not told, when its run was given up."""
+        """Take the parts that it has not sent, after its run was given up."""
 
     def without(self, places: Sequence[int]) -> PartSource:
-        """Return what goes on in the run that follows, with all but those in these places."""
+        """Return the source for the run that follows, without the requests in these places."""
 
 
 class EmptyPlace:
-    """Item of a place that nobody has."""
+    """Item of a place that is free."""
 
     request = None
     data_id = -1
@@ -369,33 +370,36 @@ VACANT = EmptyPlace()
 class StreamRun(BatchRun, eq=False):
     """Requests that are answered in parts, each at its place; it runs in slices, see `run`.
 
-    They are a batch, whose `process` or `postprocess` returns generators; or they join while it
-    runs, and each leaves when its end was told, also if nobody waits for that: only then another
-    one may have its place.
+    They are a batch whose `process` or `postprocess` returns generators. Or they join while it
+    runs, and each leaves after its end was sent, also if nobody waits for it: only then its place
+    is free.
 
     Attributes:
-        allowed: how many parts each item may have got, UNWANTED if it is to have no more; only the
-            loop writes it.
-        made: how many each has got; as the next five only the worker writes it.
-        ended: which of them get no more.
-        groups: places of those who share a generator that has not ended; empty: each is by itself.
-            None: it has not begun.
-        is_finished: whether nothing makes parts any more.
-        pulls: what makes the parts, in its turns.
-        stepping: places of those in the step that runs.
-        least: room that is worth a slice. The loop's.
+        allowed: how many parts each item may have got, UNWANTED if it wants no more; only the loop
+            writes it.
+        made: how many parts each item has got; only the worker writes this and the next five.
+        ended: which items get no more.
+        groups: places of the items that share a running generator; empty: each has its own. None:
+            it
+            has not begun.
+        is_finished: whether no source makes parts any more.
+        pulls: the sources of the parts, in the order of their turns.
+        stepping: places of the items in the running step.
+        least: room that is worth a slice. Only for the loop.
         ran_at: the worker that has them, once it has begun.
-        is_out: whether it is at a worker, or on its way to one. The loop's, as the next one.
-        is_counted: whether it counts as a batch that runs; until its first slice is over.
-        busy_ns: time that its last slice took.
-        latest: the generator whose trace is set. The worker's.
-        outbox: what a thread has made and the loop did not take yet; `is_told`: it knows of that.
-        may_wait: whether it is soon enough if the loop hears of that when it looks by itself.
-        tells_steps: whether each step has spans, and not the whole; `steps` are the latest.
-        holds: whether parts may be kept a while: nobody asks when each was there.
-        joining: places whose items have not begun; the loop adds to it, the worker takes.
-        free: places that nobody has. The loop's.
-        numbers: of the sequences in each place; 0: the Op has no `sequence`. The loop's.
+        is_out: whether it is at a worker, or on its way to one. Only for the loop, as the next one.
+        is_counted: whether it counts as a running batch; until its first slice is over.
+        busy_ns: time of its last slice.
+        latest: the generator whose trace is set. Only for the worker.
+        outbox: parts from a thread that the loop has not taken yet.
+        is_notified: whether the loop knows that the outbox has parts.
+        may_wait: whether the loop may find the parts by itself later, without being woken.
+        reports_steps: whether each step has spans, and not the whole run.
+        steps: the latest steps.
+        holds: whether parts may be held for some time, because there is no limit between parts.
+        joining: places whose items have not begun; the loop adds them, the worker takes them.
+        free: places without an item. Only for the loop.
+        numbers: of the sequences in each place; 0: the Op has no `sequence`. Only for the loop.
     """
 
     allowed: list[int] = field(default_factory=list)
@@ -412,9 +416,9 @@ class StreamRun(BatchRun, eq=False):
     busy_ns: int = 0
     latest: Pull | None = None
     outbox: deque[Entry] = field(default_factory=deque)
-    is_told: bool = False
+    is_notified: bool = False
     may_wait: bool = False
-    tells_steps: bool = False
+    reports_steps: bool = False
     steps: deque[BatchRun] = field(default_factory=deque)
     holds: bool = False
     joining: deque[int] = field(default_factory=deque)
@@ -425,9 +429,10 @@ class StreamRun(BatchRun, eq=False):
 
     @property
     def has_work(self) -> bool:
-        """Return whether a slice is worth its way: for several parts, or to close a generator.
+        """Return whether a slice is worth its transport: for several parts, or to close a
+        generator.
 
-        One that its time cut off had room left, so any room is.
+        After a slice that its time limit ended there was room left, so any room is enough.
         """
         if self.is_finished or self.is_superseded:
             return False
@@ -440,11 +445,11 @@ class StreamRun(BatchRun, eq=False):
         return [place for place in range(len(self.items)) if self._is_live(place)]
 
     def again(self, error: PipelineError, attempts: int) -> list[Self]:
-        """Return the runs to start over with; none if anybody has got a part."""
+        """Return the runs to start again with; none if any client has got a part."""
         return [] if any(self.made) else super().again(error, attempts)
 
     def room(self, group: Sequence[int]) -> int:
-        """Return how many turns a generator may have; NOBODY if it is to be closed."""
+        """Return how many turns a generator may have; NOBODY if it has to be closed."""
         room = NOBODY
         for place in group:
             allowed = self.allowed[place]
@@ -458,13 +463,13 @@ class StreamRun(BatchRun, eq=False):
         return not (is_ended or self.items[place].is_over)
 
     def join(self, item: Any, allowed: int, number: int = 0) -> int:
-        """Have an item be in the next step, as the sequence `number`; return its place."""
+        """Add an item to the next step, as the sequence `number`; return its place."""
         place = self.free.pop() if self.free else len(self.items)
         self.join_at(place, item, number, allowed)
         return place
 
     def join_at(self, place: int, item: Any, number: int = 0, allowed: int | None = None) -> None:
-        """Have an item, whose place was chosen elsewhere, be in the next step."""
+        """Add an item to the next step, at a place that was chosen elsewhere."""
         items = cast(list[Any], self.items)
         while len(items) <= place:
             items.append(VACANT)
@@ -478,7 +483,7 @@ class StreamRun(BatchRun, eq=False):
         self.joining.append(place)
 
     def joined(self) -> list[int]:
-        """Take the places of those who are told to a worker elsewhere, and begin there."""
+        """Take the places of joining items, to send them to a worker elsewhere."""
         places = list(self.joining)
         self.joining.clear()
         for place in places:
@@ -486,13 +491,13 @@ class StreamRun(BatchRun, eq=False):
         return places
 
     def leave(self, place: int) -> None:
-        """Give up a place whose end was told."""
+        """Free a place whose end was sent."""
         cast(list[Any], self.items)[place] = VACANT
         self.free.append(place)
 
     @property
     def taken(self) -> list[int]:
-        """Return the places that somebody has."""
+        """Return the places that are taken."""
         return [place for place, item in enumerate(self.items) if item is not VACANT]
 
     @property
@@ -505,7 +510,7 @@ class StreamRun(BatchRun, eq=False):
         return self.stepping or self.taken or [0]
 
     def without(self, places: Sequence[int]) -> StreamRun:
-        """Return a run that goes on with all but those in these places, which stay theirs."""
+        """Return a run that continues without the items in these places."""
         run = copy(self)
         run.is_superseded = run.is_out = False
         run.items, run.steps = list(self.items), deque()
@@ -518,28 +523,28 @@ class StreamRun(BatchRun, eq=False):
         return run
 
     def left(self) -> list[Entry]:
-        """Take what the worker had not told when it was given up."""
+        """Take the parts that the worker had not sent when it was given up."""
         return [entry for pull in self.pulls for entry in pull.left(self)]
 
     # In the worker ------------------------------------------------------------------------------
 
     @property
-    def goes_on(self) -> bool:
-        """Return whether the slice that runs does more, if there is time."""
+    def continues(self) -> bool:
+        """Return whether the running slice can do more, if there is time."""
         return any(self.room(pull.items) for pull in self.pulls if not pull.is_over)
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
-        """Run a slice: until there is no room, all have ended, or others are to have a turn.
+        """Run a slice: until there is no room, all have ended, or other runs need a turn.
 
-        Raises nothing. The first one of a batch prepares it.
+        Raises nothing. The first slice of a batch prepares it.
         """
-        began_ns, teller = clock_ns(), cast(StreamWatch, watch)
+        began_ns, stream_watch = clock_ns(), cast(StreamWatch, watch)
         try:
-            self._go_on(op, teller, clock_ns, began_ns + SLICE_NS)
-        except BaseException as error:  # ours, on data of any type: the worker must survive it
+            self._run_turns(op, stream_watch, clock_ns, began_ns + SLICE_NS)
+        except BaseException as error:  # a defect of this library: the worker must survive it
             failed = stage_error(error, op, "process", 0, *ids_of(self.items))
-            self.tell(teller, [(place, failed) for place in self.live()])
-            self.pulls = self.pulls if self.tells_steps else []
+            self.send_parts(stream_watch, [(place, failed) for place in self.live()])
+            self.pulls = self.pulls if self.reports_steps else []
         self.pulls = [pull for pull in self.pulls if not pull.is_over]
         self.groups = [pull.items for pull in self.pulls if pull.items]
         self.is_finished = not self.pulls
@@ -553,7 +558,7 @@ class StreamRun(BatchRun, eq=False):
         before = dict(op.state)
         if self.calls is None:
             self.prepare(op, clock_ns)
-        if not self.states and count == 1:  # others may have their turns in between
+        if not self.states and count == 1:  # other requests may have their turns in between
             self.states[0] = dict(op.state)
             keep_changes(before, self.states, op.state)
             self.states: dict[int, dict[str, Any]] = {
@@ -567,7 +572,7 @@ class StreamRun(BatchRun, eq=False):
             if outcome is None and place not in self.prepared:  # it was over
                 self.ended[place] = True
             elif outcome is not None and not self.ended[place]:
-                self.tell(watch, [(place, outcome), (place, ENDED)])
+                self.send_parts(watch, [(place, outcome), (place, ENDED)])
 
     def _begin_process(self, op: BoundOp) -> None:
         called = set()
@@ -600,7 +605,7 @@ class StreamRun(BatchRun, eq=False):
                 self.pulls.append(self._pull(op, Call(None, [place]), outcome))
 
     def _called(self, op: BoundOp, call: Call) -> Pull:
-        """Call `process`, which runs nothing of a generator yet."""
+        """Call `process`, which does not yet run the body of a generator."""
         call.attempts += 1
         if self.contexts:
             op.context = tuple(self.contexts[place] for place in call.items)
@@ -611,34 +616,34 @@ class StreamRun(BatchRun, eq=False):
         return self._pull(op, call, made, is_batched=op.op.pipeline_config.batch_size > 1)
 
     def _pull(self, op: BoundOp, call: Call, made: Any, **kind: bool) -> Pull:
-        """Return what asks a generator."""
+        """Return the Pull of a generator."""
         pull = Pull(made, call, op.wait_for, **kind)
         pull.trace = first_of(self.items[place].trace for place in call.items)
         if op.timeout_s is None:
             pull.deadline = self._deadline(op, call)
         return pull
 
-    def _go_on(
+    def _run_turns(
         self, op: BoundOp, watch: StreamWatch, clock_ns: Callable[[], int], until_ns: int
     ) -> None:
-        """Have all that make parts make their next ones, in turns."""
+        """Let all sources make their next parts, in turns."""
         self.latest = None
         if self.groups is None and not self.pulls:
             self._begin(op, watch, clock_ns)
-        goes_on = True
-        while goes_on:
-            goes_on = False
+        continues = True
+        while continues:
+            continues = False
             for pull in self.pulls[:]:
                 if pull.is_over or not pull.turn(self, op, watch, clock_ns, until_ns):
                     continue
-                goes_on = True
+                continues = True
                 if self.is_superseded or clock_ns() > until_ns:
                     return
 
     def calls_again(
         self, op: BoundOp, call: Call, error: BaseException, failed: PipelineError
     ) -> bool:
-        """Have `process` called again, after it failed before anybody got a part, if it may be."""
+        """Call `process` again, if it failed before any client got a part and may be retried."""
         if self._may_try_again(call, error, op.attempts):
             self.pulls.append(self._called(op, call))
             return True
@@ -648,19 +653,19 @@ class StreamRun(BatchRun, eq=False):
         return True
 
     def enter(self, op: BoundOp, place: int) -> None:
-        """Have the Op be as `preprocess` of an item left it."""
+        """Give the Op the state that `preprocess` of an item left."""
         if place in self.states:
             restore(op.state, self.states[place])
         if self.contexts:
             op.context = self.contexts[place]
 
-    def tell(self, watch: StreamWatch, entries: Sequence[Entry]) -> None:
-        """Have the loop told of parts and ends; not of items that are over."""
+    def send_parts(self, watch: StreamWatch, entries: Sequence[Entry]) -> None:
+        """Send parts and ends to the loop, except those of items that are over."""
         ends = []
         for place, outcome in entries:
             if self.ended[place]:
                 continue
-            if type(outcome) is dict:  # as nearly always
+            if type(outcome) is dict:  # the common case
                 self.made[place] += 1
             elif outcome is ENDED or isinstance(outcome, PipelineError | Answer):
                 self.ended[place] = True

@@ -1,6 +1,6 @@
-"""Steps: the parts of requests at one worker of an Op with `batching: iterative`, step by step.
+"""Steps: the requests at one worker of an Op with `batching: iterative`, advanced step by step.
 
-Plain code for any worker, as `engine.batch_run`.
+Plain code for any worker, as `engine.run.stages`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.errors import PayloadTypeError, PipelineError
 from pipeline.routes import Answer
 
 Kept = tuple[list[dict[str, Any]], list[int]]
-"""(copies of states, sizes of what in them may have others)"""
+"""(copies of states, sizes of the values in them that can grow)"""
 
 
 _DICTS = {dict}
@@ -35,7 +35,7 @@ _IS_FEED = attrgetter("is_feed")
 
 
 class _Growing(dict[type, bool]):
-    """By type: whether a value may have another size at another time."""
+    """By type: whether a value may change its size."""
 
     def __missing__(self, kind: type) -> bool:
         grows = self[kind] = issubclass(kind, list | dict | set | bytearray | deque)
@@ -46,17 +46,17 @@ _GROWING = _Growing()
 
 
 class Progress(msgspec.Struct, eq=False):
-    """Record of a request from one step to the next, where the Op runs.
+    """Record of a request from one step to the next, at the worker.
 
     Attributes:
         has_begun: whether `preprocess` has run.
-        data: what it returned, which `process` is fed at each step.
-        skips_process: whether that is the one part.
+        data: the result of `preprocess`, the feed of `process` at each step.
+        skips_process: whether `data` is the only part.
         context: for hooks that ask for it; its `state` is the Op's.
-        stored: what `preprocess` stored on the Op.
-        form: of `data`, where all of one form can be merged as they are; None: each is looked at.
-        rows: of `data`, where it has a form.
-        sequence: what it is in the next step, where the Op has `sequence`; None: it has none.
+        stored: attributes that `preprocess` stored on the Op.
+        form: of `data`, if all data of one form can be merged; None: each has to be checked.
+        rows: of `data`, if it has a form.
+        sequence: its next step, if the Op has `sequence`; None: it has none.
     """
 
     has_begun: bool = False
@@ -69,7 +69,7 @@ class Progress(msgspec.Struct, eq=False):
     sequence: SequenceStep | None = None
 
     def next_step(self) -> SequenceStep | None:
-        """Return what it is in the step that begins; in the next one it is no START."""
+        """Return its step that begins now; the next one is not a START."""
         step = self.sequence
         if step is not None and step.start:
             self.sequence = msgspec.structs.replace(step, start=False)
@@ -77,16 +77,16 @@ class Progress(msgspec.Struct, eq=False):
 
 
 class StepRun(BatchRun, eq=False):
-    """A batch of requests that go on, or begin; `preprocess` runs of those that begin only.
+    """A batch of requests that continue or begin; `preprocess` runs only for new ones.
 
-    A call of `process` that failed is made again, for each of its requests alone, unless it has
-    changed what the Op keeps of one of them: then all of them end with its error.
+    A failed call of `process` is made again, for each request alone, unless it has changed a state
+    of the Op: then all of its requests end with its error.
 
     Attributes:
         progress: of each item.
-        ends: of each item, whether its part is its last; ENDED in `outcomes`: it has none.
-        before: what the Op kept of the items of a call when that began.
-        changed: first items of calls that failed, and have changed a state.
+        ends: for each item whether its part is the last; ENDED in `outcomes`: it has no part.
+        before: the states of the items of a call when that began.
+        changed: first items of calls that failed and have changed a state.
     """
 
     progress: list[Progress] = field(default_factory=list)
@@ -95,7 +95,7 @@ class StepRun(BatchRun, eq=False):
     changed: set[int] = field(default_factory=set)
 
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:
-        """Preprocess those that begin, and plan the calls of `process`."""
+        """Preprocess the items that begin, and plan the calls of `process`."""
         self.start_ns: int = clock_ns()
         self.outcomes: list[Any] = [None] * len(self.items)
         self.ends: list[bool] = [False] * len(self.items)
@@ -104,7 +104,7 @@ class StepRun(BatchRun, eq=False):
             if None in kept:
                 kept = list(map(_context, self.items, self.progress))
             self.contexts: list[RequestContext] = cast("list[RequestContext]", kept)
-        if self.progress[0].sequence is not None:  # then each is one
+        if self.progress[0].sequence is not None:  # then each has one
             steps = [progress.next_step() for progress in self.progress]
             self._take_steps(op, [step for step in steps if step is not None])
         self.prepared: dict[int, Any] = dict(
@@ -125,7 +125,7 @@ class StepRun(BatchRun, eq=False):
             self.rows: list[int] = rows_brought(self.calls, len(self.items))
 
     def _take_steps(self, op: BoundOp, steps: list[SequenceStep]) -> None:
-        """Let hooks see the steps of the sequences, and `process` what is fed for them."""
+        """Give hooks the steps of the sequences, and `process` the additional feeds for them."""
         if self.contexts:
             self.contexts = [
                 msgspec.structs.replace(context, sequence=step)
@@ -136,7 +136,7 @@ class StepRun(BatchRun, eq=False):
             op.feeds.begin(steps)
 
     def _begin(self, op: BoundOp, new: list[int]) -> None:
-        """Preprocess those in these places, as a batch of their own."""
+        """Preprocess the items in these places, as a batch of their own."""
         began = BatchRun([self.items[place] for place in new], outcomes=[None] * len(new))
         began.contexts = [self.contexts[place] for place in new] if self.contexts else []
         before = dict(op.state)
@@ -152,7 +152,8 @@ class StepRun(BatchRun, eq=False):
             if type(data) is dict and op.runs_process and not op.most_rows:
                 form, progress.rows = form_of(data)
                 first = self.progress[0].form
-                progress.form = first if form == first else form  # the same one is soon compared
+                # the same object is faster to compare
+                progress.form = first if form == first else form
             self.outcomes[place] = outcome = began.outcomes[index]
             if outcome is not None or self.items[place].is_over:
                 del self.prepared[place]
@@ -169,7 +170,7 @@ class StepRun(BatchRun, eq=False):
                 )
 
     def _plan(self, op: BoundOp) -> list[Call]:
-        """Return the calls: one, without a look at what is fed, where all of that has one form."""
+        """Return the calls: one, without checks of the feeds, if all have one form."""
         progress = self.progress
         forms = [request.form for request in progress]
         form = forms[0]
@@ -197,7 +198,7 @@ class StepRun(BatchRun, eq=False):
         return call.items[0] not in self.changed and super()._is_worth_isolating(call)
 
     def _distributed(self, call: Call) -> list[Any]:
-        """Return the rows of each item, and take down who ends."""
+        """Return the rows of each item, and record which items end."""
         parts, ends = cut(call.result, len(call.items), call.spans)
         for place, part, is_last in zip(call.items, parts, ends, strict=True):
             self.ends[place] = is_last
@@ -206,20 +207,20 @@ class StepRun(BatchRun, eq=False):
         return parts
 
     def forget(self) -> None:
-        """Forget all but what its spans need; large arrays may hang on the rest."""
+        """Drop everything except what its spans need, to free large arrays."""
         self.prepared, self.contexts, self.calls, self.before = {}, [], [], ([], [])
         self.progress, self.states = [], {}
         if not self.executions and set(map(type, self.outcomes)) == _DICTS:
             self.outcomes = []
 
     def _kept(self, call: Call) -> Kept:
-        """Return what the Op keeps of a call's items, as far as a change of it is seen later."""
+        """Return the states of a call's items, to find changes later."""
         if not self.contexts:
             return [], []
         states = [self.contexts[place].state for place in call.items]
         sizes, growing = [], _GROWING
         kinds = set(map(type, chain.from_iterable(map(dict.values, states))))
-        if any(map(growing.__getitem__, kinds)):  # else C looks through them
+        if any(map(growing.__getitem__, kinds)):  # otherwise C compares them
             values = [value for state in states for value in state.values()]
             sizes = [len(value) for value in values if growing[type(value)]]
         return list(map(dict.copy, states)), sizes
@@ -241,34 +242,34 @@ def _are_same(before: Kept, after: Kept) -> bool:
 
 ENDS = (PipelineError, Answer)
 
-_MANY = 4  # requests in one step, and
-_HOLD_NS = 10_000_000  # parts of quick steps are kept for at most so long, to go together
-_QUICK_NS = _HOLD_NS // 2  # a step of less: the loop looks by itself for what was made
-_MUCH = ALL >> 1  # room of who takes one answer, which no number of parts uses up
-_HELD_BYTES = 2**20  # of parts that are kept for who takes one answer
+_MANY = 4  # requests in one step that make it worth to hold parts
+_HOLD_NS = 10_000_000  # parts of quick steps are held at most so long, to go together
+_QUICK_NS = _HOLD_NS // 2  # a shorter step is quick: the loop finds its parts by itself
+_MUCH = ALL >> 1  # room of a request with one answer, which no number of parts uses up
+_HELD_BYTES = 2**20  # of held parts for requests with one answer
 
 
 class Steps:
-    """Makes the parts of those who join, go on step by step, and leave: a call for all at once.
+    """Makes the parts of requests that join, advance step by step, and leave: one call for all.
 
-    Who joins while a step runs is in the next one, who has no room for another part sits out. The
-    end of each is told, also of those that nobody waits for.
+    A request that joins during a step is in the next step; a request without room for another part
+    pauses. The end of each request is sent, also if nobody waits for it.
 
-    Parts of quick steps go to the loop several at a time: of who takes one answer when that is
-    there, or the slice is over; of others the first one at once, and then as many as there is
-    further room for.
+    Parts of quick steps go to the loop several at a time. Parts of a request with one answer go
+    when the answer is complete, or the slice is over. For other requests the first part goes at
+    once, and later ones go in groups, within the further room.
     """
 
     def __init__(self) -> None:
-        self.items: list[int] = []  # nobody shares a part
+        self.items: list[int] = []  # no two requests share a part
         self.is_over: bool = False
-        self.seated: list[int] = []  # those that have begun, in this order
+        self.seated: list[int] = []  # the places that have begun, in this order
         self.progress: list[Progress] = []  # of each place
-        self.held: dict[int, Bundle] = {}  # parts that were not told yet, by place
-        self._vacated: list[int] = []  # places that somebody has left since the last step
+        self.held: dict[int, Bundle] = {}  # parts that were not sent yet, by place
+        self._vacated: list[int] = []  # places that became free since the last step
         self._held_bytes = 0
-        self._untold: list[Entry] = []  # what is to be told next
-        self._steps: list[StepRun] = []  # that were not told yet
+        self._unsent: list[Entry] = []  # entries to be sent next
+        self._steps: list[StepRun] = []  # steps that were not reported yet
 
     def turn(
         self,
@@ -278,7 +279,7 @@ class Steps:
         clock_ns: Callable[[], int],
         until_ns: int,
     ) -> bool:
-        """Step until nobody has room, or others are to have a turn."""
+        """Step until no request has room, or other runs need a turn."""
         try:
             self._clear(run)
             while not run.is_superseded:
@@ -290,19 +291,19 @@ class Steps:
                 if clock_ns() > until_ns:
                     break
         finally:
-            self._say(run, watch)
+            self._send(run, watch)
             self._forget(op)
             run.stepping = []
-            op.context = None  # it has the states of those in the last step
+            op.context = None  # it has the states of the last step
         return False
 
     def close(self, op: BoundOp, watch: StreamWatch) -> None:
-        """Nothing runs between steps."""
+        """Do nothing: nothing runs between steps."""
 
     def left(self, run: StreamRun) -> list[Entry]:
-        entries: list[Entry] = [*self._untold, *self.held.items()]
+        entries: list[Entry] = [*self._unsent, *self.held.items()]
         run.steps += self._steps
-        self._untold, self.held, self._steps = [], {}, []
+        self._unsent, self.held, self._steps = [], {}, []
         return entries
 
     def without(self, places: Sequence[int]) -> Steps:
@@ -315,7 +316,7 @@ class Steps:
         return following
 
     def _clear(self, run: StreamRun) -> None:
-        """Have those leave who have ended elsewhere, as their part could not be sent."""
+        """Free the places of requests that ended because a part could not be sent."""
         if any(map(run.ended.__getitem__, self.seated)):
             for place in [place for place in self.seated if run.ended[place]]:
                 self._vacate(place)
@@ -326,7 +327,7 @@ class Steps:
         self._vacated.append(place)
 
     def _seat(self, run: StreamRun) -> None:
-        """Have those begin who have joined."""
+        """Let the items that have joined begin."""
         while run.joining:
             place = run.joining.popleft()
             while len(self.progress) <= place:
@@ -343,7 +344,7 @@ class Steps:
         self._vacated.clear()
 
     def _ready(self, run: StreamRun) -> list[int]:
-        """Return the places of requests that have room; end those that are over."""
+        """Return the places of requests that have room; end requests that are over."""
         ready, over = [], []
         items, made, room = run.items, run.made, run.allowed
         for place in self.seated:
@@ -374,15 +375,15 @@ class Steps:
         self._take(run, step, is_quick and run.holds)
         if run.holds:
             step.forget()
-        if self._untold or not run.holds or self._held_bytes > _HELD_BYTES:
-            self._say(run, watch, is_quick)
+        if self._unsent or not run.holds or self._held_bytes > _HELD_BYTES:
+            self._send(run, watch, is_quick)
 
     def _take(self, run: StreamRun, step: StepRun, may_hold: bool) -> None:
-        """Take what a step has made: to be told now, or to be held."""
+        """Take the parts of a step: they are sent now, or held."""
         now, held, made, allowed = step.end_ns, self.held, run.made, run.allowed
         for place, outcome, is_last in zip(run.stepping, step.outcomes, step.ends, strict=True):
             if type(outcome) is not dict:
-                if outcome is not None:  # else it was over before it began
+                if outcome is not None:  # otherwise it was over before it began
                     self._take_other(run, place, outcome, is_last)
                 continue
             if place not in held:
@@ -393,60 +394,60 @@ class Steps:
             times_ns.append(now)
             made[place] = sent = made[place] + 1
             room, count = allowed[place] - sent, len(parts)
-            if room >= _MUCH:  # one answer is made of them
+            if room >= _MUCH:  # they will be one answer
                 size = size_of(outcome)
                 bundle.bytes += size
                 self._held_bytes += size
             elif not may_hold or sent == count or count >= room or now - times_ns[0] > _HOLD_NS:
-                self._let_go(place)
+                self._release(place)
             if is_last:
                 self._end(run, place, ENDED)
 
     def _take_other(self, run: StreamRun, place: int, outcome: Any, is_last: bool) -> None:
-        """Take a Goto, or what ends a request."""
+        """Take a Goto, or the end of a request."""
         if outcome is ENDED or isinstance(outcome, ENDS):
             self._end(run, place, outcome)
             return
-        self._let_go(place)
-        self._untold.append((place, outcome))
+        self._release(place)
+        self._unsent.append((place, outcome))
         run.made[place] += 1
         if is_last:
             self._end(run, place, ENDED)
 
     def _end(self, run: StreamRun, place: int, outcome: Any) -> None:
-        """Have a request end with this, behind its parts."""
-        self._let_go(place)
-        self._untold.append((place, outcome))
+        """End a request with this outcome, after its parts."""
+        self._release(place)
+        self._unsent.append((place, outcome))
         run.ended[place] = True
         self._vacate(place)
 
-    def _let_go(self, place: int) -> None:
-        """Have what is held of a request be told next."""
+    def _release(self, place: int) -> None:
+        """Let the held parts of a request be sent next."""
         bundle = self.held.pop(place, None)
         if bundle is not None:
-            self._untold.append((place, bundle))
+            self._unsent.append((place, bundle))
             self._held_bytes -= bundle.bytes
 
-    def _say(self, run: StreamRun, watch: StreamWatch, may_wait: bool | None = None) -> None:
-        """Have the loop told of parts and ends; without `may_wait` of all that is held."""
-        if run.is_superseded:  # another one tells it: see `left`
+    def _send(self, run: StreamRun, watch: StreamWatch, may_wait: bool | None = None) -> None:
+        """Send parts and ends to the loop; without `may_wait` also all held parts."""
+        if run.is_superseded:  # another worker sends the rest: see `left`
             return
         if may_wait is None or self._held_bytes > _HELD_BYTES:
             for place in list(self.held):
-                self._let_go(place)
-        if self._untold or self._steps:
-            entries, run.may_wait = self._untold, bool(may_wait)
+                self._release(place)
+        if self._unsent or self._steps:
+            entries, run.may_wait = self._unsent, bool(may_wait)
             run.steps += self._steps
-            self._untold, self._steps = [], []
+            self._unsent, self._steps = [], []
             watch.yielded(run, entries)
-            self._clear(run)  # before who has such a place next is in a step
+            self._clear(run)  # before the next request at such a place is in a step
 
 
 def stepped_run(number: int) -> StreamRun:
-    """Return what those join who go on step by step, at the worker with this number."""
-    return StreamRun([], number, pulls=[Steps()], ran_at=number, tells_steps=True)
+    """Return the run that requests join, at the worker with this number."""
+    return StreamRun([], number, pulls=[Steps()], ran_at=number, reports_steps=True)
 
 
 def _first_step(number: int, place: int) -> SequenceStep | None:
-    """Return what who has a place is in its first step; None: the Op has no `sequence`."""
+    """Return the first step of the request at a place; None: the Op has no `sequence`."""
     return SequenceStep(id=number, start=True, slot=place) if number else None

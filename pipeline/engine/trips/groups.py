@@ -1,4 +1,4 @@
-"""OpGroups: quick Ops that follow each other, which a trip runs in line; who may be in one."""
+"""OpGroups: groups of quick Ops that follow each other, and that a trip runs in a row."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 _MOST_STEPS = 64
 _BOUND_TO_A_THREAD = (sqlite3.Connection, sqlite3.Cursor, threading.local)
-_LOOK_NS = 1_000_000_000  # an Op that fails again and again is looked at so often
-_MOST_LOOKED_AT = 256  # values that an Op holds
+_LOOK_NS = 1_000_000_000  # the period between checks of an Op that fails again and again
+_MOST_LOOKED_AT = 256  # values in an Op, or in one of its containers
 
 
 class OpGroups:
-    """The groups of a graph, formed anew whenever an Op becomes quick or slow.
+    """The groups of a graph, formed again when an Op becomes quick or slow.
 
     Args:
-        is_on: whether there are any at all.
+        is_on: whether there are groups at all.
     """
 
     def __init__(self, executor: Router, is_on: bool) -> None:
@@ -45,7 +45,7 @@ class OpGroups:
         self.end_at(None, None)
 
     def end_at(self, unpacker: TripStop | None, packer: PackStop | None) -> None:
-        """Have groups begin with the RequestOp, and end with the ResponseOp, where these may."""
+        """Let groups begin with the RequestOp, and end with the ResponseOp, if possible."""
         for end in (unpacker, packer):
             if end is not None and self._is_on:
                 end.pace.is_fusable = end.pace.was_fusable = is_fusable_end(end)
@@ -61,7 +61,7 @@ class OpGroups:
         return [end for end in (self._unpacker, self._packer) if end is not None]
 
     def names(self) -> dict[str, tuple[str, ...]]:
-        """Return, for each Op that does not go by itself, the names of those that it goes with."""
+        """Return, for each Op in a group, the names of the Ops in the group."""
         names: dict[str, tuple[str, ...]] = {}
         for node in self._nodes:
             plan = None if node.name in names else self.plan(node)
@@ -71,7 +71,7 @@ class OpGroups:
         return names
 
     def form(self) -> None:
-        """Form the groups anew. Trips that are under way, or queued, go on as they were planned."""
+        """Form the groups again. Running and queued trips continue with their old plans."""
         self._plans = [plan for plan in self._plans if plan.trips]
         self._of_leader.clear()
         for stop in (*self._nodes, *self._ends):
@@ -83,7 +83,7 @@ class OpGroups:
         self._executor.receivers = self._receivers(self._executor.entries)
 
     def _receivers(self, readers: Sequence[OpNode]) -> tuple[Receiver, ...]:
-        """Return whom to hand an answer for `readers`: of those that go together only the first."""
+        """Return the receivers of an answer: of Ops that are entered together only the first."""
         single = [node for node in readers if goes(node) and not node.channel.is_join]
         if len(single) < 2:
             return alone(readers)
@@ -95,7 +95,7 @@ class OpGroups:
         )
 
     def plan(self, leader: TripStop) -> TripPlan | None:
-        """Return how trips go that begin at `leader`; None: they do not."""
+        """Return the plan of trips that begin at `leader`; None: there are none."""
         try:
             return self._of_leader[leader]
         except KeyError:
@@ -103,7 +103,7 @@ class OpGroups:
             return plan
 
     def planned(self, leader: TripStop) -> TripPlan | None:
-        """Return the plan of a group that begins at `leader`, made anew; None: there is none."""
+        """Make the plan of a group that begins at `leader`; None: there is no group."""
         receivers = self._executor.receivers
         opens = leader is self._unpacker
         if opens and (len(receivers) > 1 or receivers[0][0].channel.is_join):
@@ -143,7 +143,7 @@ class OpGroups:
         return plan
 
     def _inside(self, leader: OpNode) -> list[OpNode]:
-        """Return the Ops of the group that begins at `leader`: each behind all that it reads."""
+        """Return the Ops of the group that begins at `leader`, each after the Ops that it reads."""
         entered, inside, names = leader.pace.entered, [leader], {leader.name}
         for node in self._nodes[place_of(leader) + 1 :]:
             reads_inside = names.issuperset(node.channel.producers)
@@ -189,7 +189,7 @@ class OpGroups:
         )
 
     def has_trips(self, node: OpNode) -> bool:
-        """Return whether any trip under way may come, or be, at an Op."""
+        """Return whether any running trip may come to an Op, or is there."""
         return any(plan.trips and node in plan.nodes for plan in self._plans)
 
 
@@ -199,12 +199,12 @@ def place_of(node: OpNode) -> int:
 
 
 def goes(node: TripStop) -> bool:
-    """Return whether an Op, or an end of the graph, is in a group now."""
+    """Return whether an Op, or an end of the graph, may be in a group now."""
     return node.pace.is_quick and node.pace.is_fusable
 
 
 def goes_along(node: OpNode) -> bool:
-    """Return whether an Op takes a request as it comes, without waiting for others."""
+    """Return whether an Op takes a request alone, without waiting for others."""
     return node.op.pipeline_config.batch_size == 1 or not runs_process(node.op)
 
 
@@ -221,21 +221,21 @@ def _end(end: TripStop, name: str, producers: tuple[str, ...] = (), **fields: An
 
 
 def _opening(unpacker: TripStop, readers: Sequence[int]) -> Step:
-    """Return the step of the RequestOp, which these read."""
+    """Return the step of the RequestOp; `readers` are the indexes of its readers."""
     given = tuple((place, order > 0) for order, place in enumerate(readers))
     only_reader = readers[0] if len(readers) == 1 else 0
     return _end(unpacker, EXECUTOR_NAME, readers=given, only_reader=only_reader)
 
 
 def is_fusable_end(end: TripStop) -> bool:
-    """Return whether a RequestOp or ResponseOp of a user's may be in a group."""
+    """Return whether a user's RequestOp or ResponseOp may be in a group."""
     config, op = end.op.pipeline_config, end.op
     is_other = end.workers.lender is None or bool(asking(op)) or bounds_of(config) is not None
     return config.fuse and not is_other and not has_threads_module(op)
 
 
 def obstacle(node: OpNode, nodes: Iterable[OpNode]) -> str | None:
-    """Return why an Op is never in a group; None: it may be."""
+    """Return why an Op can never be in a group; None: it can."""
     config = node.op.pipeline_config
     if not config.fuse:
         return "fuse is false"
@@ -246,13 +246,13 @@ def obstacle(node: OpNode, nodes: Iterable[OpNode]) -> str | None:
     if node.streams:
         return "it makes or reads a stream"
     if bounds_of(config) is not None:
-        return "its workers come and go"
+        return "its number of workers changes"
     if node.workers.lender is None:
-        return f"its workers ({config.workers}) run no Op but their own"
+        return f"its workers ({config.workers}) run only their own Op"
     if not traits_of(config.batching).lets_pass:
         return f"its scheduler, {config.batching}, has to see each request"
     if config.channel_recv_first_arrive and node.channel.is_join:
-        return "it takes the first of several that arrives"
+        return "it takes the first of several answers"
     if node.links.targets or node.links.is_target:
         return "it jumps, or is jumped to"
     if any(node in other.links.runs_again for other in nodes):
@@ -260,12 +260,12 @@ def obstacle(node: OpNode, nodes: Iterable[OpNode]) -> str | None:
     if node.links.is_in_loop:
         return "it runs again in a loop"
     if has_threads_module(node.op):
-        return "its module keeps something for each thread"
+        return "its module has thread-local data"
     return None
 
 
 def has_threads_module(op: Op) -> bool:
-    """Return whether a module of an Op keeps something for each thread."""
+    """Return whether a module of an Op has thread-local data."""
     modules = [sys.modules.get(kind.__module__) for kind in type(op).__mro__]
     return any(
         isinstance(value, threading.local)
@@ -276,7 +276,7 @@ def has_threads_module(op: Op) -> bool:
 
 
 def is_bound(op: Op, workers: Workers) -> bool:
-    """Return whether an Op has what only the thread may use that made it, by itself or within."""
+    """Return whether an Op holds an object, directly or within, that only its thread may use."""
     if workers.lender is None:  # they lend their Op to no other thread
         return False
     states = (vars(op), *workers.lender.states())
@@ -286,7 +286,7 @@ def is_bound(op: Op, workers: Workers) -> bool:
 
 
 def is_bound_after_all(op: Op, workers: Workers, pace: Pace, now_ns: int) -> bool:
-    """Look again at an Op that has failed, once a second at most; return `is_bound`."""
+    """Check an Op again after a failure, at most once a second; return `is_bound`."""
     if now_ns - pace.looked_at_ns <= _LOOK_NS:
         return False
     pace.looked_at_ns = now_ns
@@ -294,7 +294,7 @@ def is_bound_after_all(op: Op, workers: Workers, pace: Pace, now_ns: int) -> boo
 
 
 def _holds_connection(values: list[Any]) -> bool:
-    """Return whether a connection of sqlite3 is in some values; what is large is data."""
+    """Return whether a connection of sqlite3 is in some values; skip large containers."""
     seen: set[int] = set()
     while values and len(seen) < _MOST_LOOKED_AT:
         value = values.pop()

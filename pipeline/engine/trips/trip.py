@@ -1,6 +1,6 @@
-"""Trip: one request on its way through several quick Ops, which one thread runs in line.
+"""Trip: one request on its way through several quick Ops, which one thread runs in a row.
 
-Plain code for whoever runs the Ops: it knows neither threads nor the event loop.
+Plain code: it knows neither threads nor the event loop.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ if TYPE_CHECKING:
     from pipeline.engine.ports import Links, OpNode, Receiver, TripStop
     from pipeline.engine.trips.pace import Pace
 
-_LONGEST_NS = 2_000_000  # no step begins when a trip has lasted so long
+_LONGEST_NS = 2_000_000  # no step begins after a trip has run this long
 
 
 class Step(msgspec.Struct, frozen=True, eq=False):
-    """One Op of a trip; or a user's RequestOp before them, or ResponseOp behind them.
+    """One Op of a trip; or a user's RequestOp before them, or ResponseOp after them.
 
     Attributes:
-        node: the Op's dispatcher, or who unpacks or packs.
+        node: the Op's dispatcher, or the packer or unpacker.
         lender: its workers.
-        producers: those that it reads, by name, in the Op's order.
-        readers: the steps that read its answer, and whether they get a dict of their own.
-        is_read_outside: whether anybody else reads it, or it is the request's answer.
-        keeps_own: whether these get a dict of their own.
-        outside: these others, see `Links.receivers`.
-        only_reader: the place of the one step that reads its answer, where nobody else does; -1
-            where it is read outside alone; else 0.
-        last_read: the place of the last step that it reads; -1: of none in the plan.
-        is_plain: whether its Op is, see OpFacts.
-        make: makes the job that it is for its worker alone.
+        producers: the names of the Ops that it reads, in the Op's order.
+        readers: the steps that read its answer, and whether each gets a copy of the dict.
+        is_read_outside: whether Ops outside the trip read it, or it is the request's answer.
+        keeps_own: whether these get a copy of the dict.
+        outside: the Ops outside, see `Links.receivers`.
+        only_reader: the index of the only step that reads its answer, if no Op outside does; -1 if
+            it
+            is only read outside; otherwise 0.
+        last_read: the index of the last step that it reads; -1: it reads none.
+        is_plain: whether its Op is plain, see OpFacts.
+        make: makes the job for its worker, if the step runs alone.
     """
 
     node: TripStop
@@ -58,29 +59,31 @@ class Step(msgspec.Struct, frozen=True, eq=False):
 
 
 class TripPlan(msgspec.Struct, eq=False):
-    """A way through several Ops. It does not change; `trips` counts those under way.
+    """A path through several Ops. It does not change; `trips` counts the trips that run.
 
     Attributes:
-        steps: in an order in which each comes after all that it reads; the first one leads.
-        leader: its dispatcher; None: a RequestOp, at which nobody counts requests.
-        ops: the places of the steps that are Ops.
-        packs: whether one comes behind them.
-        ends: marks of those and of what comes before them.
-        all_marks: marks of all steps.
-        entries: the places of those that read what the first one reads, and are entered with it.
+        steps: in an order in which each comes after the steps that it reads; the first one leads.
+        leader: the dispatcher of the first step; None: a RequestOp, which counts no requests.
+        ops: the indexes of the steps that are Ops.
+        packs: whether a pack follows the Ops.
+        ends: number of marks up to the last Op.
+        all_marks: number of marks of all steps.
+        entries: the indexes of the steps that read the same as the first and are entered with it.
         entered: their dispatchers.
-        short: how many of the first steps are Ops without `process`: a busy server's trips end
+        short: how many of the first steps are Ops without `process`: trips of a busy server end
             there.
         nodes: of all steps.
-        ways: of each step its place, name, only reader, whether it is plain, idle workers, backlog.
-        blank: what came for each step, and for what is read outside, while nothing has. Who reads
-            several has their names in it, with None, so that they come in the Op's own order.
+        fast_steps: for each step its index, name, only reader, whether it is plain, its idle
+            workers
+            and backlog.
+        blank: the inputs of each step, and the answers for Ops outside, before anything has come. A
+            step that reads several has their names with None, in the Op's own order.
         outlets: steps that are read outside.
-        books: of each step, what counts its answers and how long they take.
+        books: for each step the objects that count its answers and their times.
         recorders: of the spans of each Op.
-        rows: takes down requests that went through all steps; None: nobody reads it.
+        rows: records requests that took all steps; None: there is no journal.
         is_whole: whether the steps are all Ops of the graph.
-        watches: those of the steps' workers that have a timeout.
+        watches: of the steps' workers that have a timeout.
     """
 
     steps: tuple[Step, ...]
@@ -94,7 +97,7 @@ class TripPlan(msgspec.Struct, eq=False):
     all_marks: int = 0
     nodes: frozenset[TripStop] = frozenset()
     trips: int = 0
-    ways: tuple[tuple[int, str, int, bool, list[Any], deque[Any]], ...] = ()
+    fast_steps: tuple[tuple[int, str, int, bool, list[Any], deque[Any]], ...] = ()
     blank: tuple[dict[str, Any], ...] = ()
     outlets: tuple[Step, ...] = ()
     books: tuple[tuple[Links, Pace], ...] = ()
@@ -107,7 +110,7 @@ class TripPlan(msgspec.Struct, eq=False):
         self.all_marks = OF_STEP * len(self.steps)
         self.ends = OF_STEP * self.ops.stop or self.all_marks
         self.nodes = frozenset(step.node for step in self.steps)
-        self.ways = tuple(
+        self.fast_steps = tuple(
             (
                 *(place, step.name, step.only_reader, step.is_plain),
                 *(step.lender.idle, step.lender.backlog),
@@ -122,26 +125,26 @@ class TripPlan(msgspec.Struct, eq=False):
 class Trip:
     """One request on its way through the steps of a plan.
 
-    Whoever runs it borrows an idle worker for each step. It ends at the first step for which none
-    is idle, behind an answer that is no dict, or when it has taken long; what is left of it goes
-    Op by Op. `held` has the worker of the step that runs: who takes that out, see `take_out`,
-    makes the step a job of that worker like any other.
+    The thread that runs it borrows an idle worker for each step. It ends at the first step without
+    an idle worker, after an answer that is not a dict, or when it has run for long; the remaining
+    steps run Op by Op. `held` has the worker of the running step: a thread that takes the step out,
+    see `take_out`, makes it an ordinary job of that worker.
 
     Attributes:
         lead: the job of the plan's first step, as it would be without a trip.
         until: how many steps it may take.
-        worker: None: any worker will do to begin it.
+        worker: None: any worker may begin it.
         walker: the worker whose thread runs it.
         began_ns: when it began; 0 before.
-        step_ns: when the step began that runs.
-        came: for each step what came for it, and last what is read outside, by the Op's name.
-        marks: of each step that was done; see OF_STEP. The next one began at its end.
-        runs: by place, (worker, run) of steps with `process` of which marks do not tell all.
-        batch: the place of the last step with `process`, and its run.
-        answer: of the last step, where that is no dict.
-        failure: of ours, on data of any type: what its caller is told.
-        is_void: whether its request was over before it began, and nothing was done.
-        apart: the job that the step has become; see `take_out`. What follows is for that one.
+        step_ns: when the running step began.
+        step_inputs: for each step its inputs; last the answers that are read outside, by Op.
+        marks: the fields of each step that was done; see OF_STEP. The next step began at its end.
+        runs: by index, (worker, run) of steps with `process` that marks cannot describe.
+        batch: the index of the last step with `process`, and its run.
+        answer: of the last step, if it is not a dict.
+        failure: a defect of this library on some data; the client gets its text.
+        is_void: whether its request had ended before it began, and nothing was done.
+        apart: the job that the running step has become; see `take_out`.
     """
 
     plan: TripPlan
@@ -152,7 +155,7 @@ class Trip:
     walker: Any = None
     began_ns: int = 0
     step_ns: int = 0
-    came: list[dict[str, Any]] = field(default_factory=list)
+    step_inputs: list[dict[str, Any]] = field(default_factory=list)
     held: list[Any] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
     runs: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -173,31 +176,33 @@ class Trip:
         return len(self.marks) // OF_STEP
 
     def go(self, walker: Any, clock_ns: Callable[[], int]) -> bool:
-        """Run the steps, as many as can be run in one go.
+        """Run the steps without a pause, as many as possible.
 
-        Returns whether it is at its end; else the step that ran has become its worker's own.
+        Returns whether the trip has ended; otherwise the running step has become its worker's own
+        job.
         """
         self.walker = walker
         try:
             return self._steps(walker, clock_ns)
-        except BaseException as error:  # whoever runs it must survive it
+        except BaseException as error:  # the thread must survive it
             self.failure = error
             return True
 
     def _enter(self) -> None:
-        """Have each first step get what it reads, in a dict of its own."""
+        """Give each first step its inputs, in a dict of its own."""
         plan, inputs = self.plan, self.item.inputs
-        came = self.came = [*map(dict.copy, plan.blank)]
-        came[0] = inputs
+        step_inputs = self.step_inputs = [*map(dict.copy, plan.blank)]
+        step_inputs[0] = inputs
         if plan.entries:
             ((slot, part),) = inputs.items()
             for place in plan.entries:
-                came[place] = {slot: own_dict(part)}
+                step_inputs[place] = {slot: own_dict(part)}
 
     def _steps(self, walker: Any, clock_ns: Callable[[], int]) -> bool:
-        """Run steps with as few bytecodes as that takes; return whether none was taken out."""
+        """Run steps with as few bytecodes as possible; return whether none was taken out."""
         self._enter()
-        plan, held, marks, came, item = self.plan, self.held, self.marks, self.came, self.item
+        plan, held, marks, item = self.plan, self.held, self.marks, self.item
+        inputs = self.step_inputs
         request, generation = item.request, item.generation
         data_id, log_id = item.data_id, item.log_id
         self.began_ns = self.step_ns = now_ns = clock_ns()
@@ -205,7 +210,7 @@ class Trip:
             self.is_void = True
             return True
         latest_ns, worker = now_ns + _LONGEST_NS, walker
-        for place, name, reader, is_plain, idle, backlog in plan.ways[: self.until]:
+        for place, name, reader, is_plain, idle, backlog in plan.fast_steps[: self.until]:
             if place:
                 if backlog or now_ns > latest_ns or generation != request.generation:
                     return True
@@ -214,8 +219,8 @@ class Trip:
                 except IndexError:
                     return True
             if is_plain:
-                held.append(worker)  # from now on others may take the step out
-                answer, middle_ns = worker.visit(came[place], data_id, log_id, clock_ns, self)
+                held.append(worker)  # from here on another thread may take the step out
+                answer, middle_ns = worker.visit(inputs[place], data_id, log_id, clock_ns, self)
                 later_ns = middle_ns
                 end_ns = clock_ns()
             else:
@@ -243,7 +248,7 @@ class Trip:
                 self.answer = answer
                 return True
             if reader:
-                came[reader][name] = answer
+                inputs[reader][name] = answer
             else:
                 self._hand_on(plan.steps[place], answer)
         return True
@@ -259,21 +264,21 @@ class Trip:
         return answer, run.preprocess_end_ns, run.process_end_ns, run.end_ns
 
     def _hand_on(self, step: Step, answer: dict[str, Any]) -> None:
-        """Pass on the answer of a step that several read."""
+        """Pass on the answer of a step that several steps or Ops read."""
         if step.is_read_outside:
-            self.came[-1][step.name] = dict(answer) if step.keeps_own else answer
+            self.step_inputs[-1][step.name] = dict(answer) if step.keeps_own else answer
         for reader, is_own in step.readers:
-            self.came[reader][step.name] = dict(answer) if is_own else answer
+            self.step_inputs[reader][step.name] = dict(answer) if is_own else answer
 
     def ready_ns(self, place: int) -> int:
-        """Return when all was there that a step reads."""
+        """Return when all inputs of a step were there."""
         last = self.plan.steps[place].last_read
         return self.item.ready_ns if last < 0 else self.marks[OF_STEP * last + OF_STEP - 1]
 
     def take_out(self) -> tuple[int, Any, Any] | None:
-        """Make the step that runs a batch of its worker's own; None if no step runs just now.
+        """Make the running step a batch of its worker's own; return None if no step runs now.
 
-        Called in any thread: of it and the thread that runs the trip, the first has the step.
+        Called in any thread: of it and the thread that runs the trip, the first gets the step.
         """
         for worker in self.held[:1]:
             place = self.done
@@ -281,35 +286,37 @@ class Trip:
                 break
             at, batch = self.batch or (-1, None)
             run = batch if batch is not None and at == place else self._as_batch(place)
-            self.apart = run  # before the worker is taken, whose thread then tells it what it did
+            # set before the worker is taken, because the worker's thread then writes the results
+            # there
+            self.apart = run
             try:
                 self.held.remove(worker)
             except ValueError:
                 break
-            self.came[place] = {}
+            self.step_inputs[place] = {}
             return place, worker, run
         return None
 
     def _as_batch(self, place: int) -> Any:
-        """Return the job that a step is for its worker alone: of an Op a batch of one."""
+        """Return the job of a step for its worker alone: for an Op a batch of one."""
         if not place and type(self.lead) is not Item:
             return self.lead
-        item = self.item.following(self.came[place], self.ready_ns(place))
+        item = self.item.following(self.step_inputs[place], self.ready_ns(place))
         return self.plan.steps[place].make([item])
 
-    # What the loop asks, when nobody runs it any more ---------------------------------------------
+    # For the loop, when no thread runs the trip any more ------------------------------------------
 
     def left(self) -> list[tuple[TripStop, dict[str, Any]]]:
-        """Return what came for steps that were not taken."""
+        """Return the inputs of steps that were not taken."""
         left = []
-        for step, came in list(zip(self.plan.steps, self.came, strict=False))[self.done :]:
-            parts = {slot: part for slot, part in came.items() if part is not None}
+        for step, inputs in list(zip(self.plan.steps, self.step_inputs, strict=False))[self.done :]:
+            parts = {slot: part for slot, part in inputs.items() if part is not None}
             if parts:
                 left.append((step.node, parts))
         return left
 
     def times(self, place: int) -> tuple[int, ...]:
-        """Return when the stages of a step began that was done, and when it ended."""
+        """Return when the stages of a finished step began, and when it ended."""
         at = OF_STEP * place
         start_ns = self.marks[at - 1] if place else self.began_ns
         return (start_ns, *self.marks[at + 1 : at + OF_STEP])

@@ -1,4 +1,4 @@
-"""Trips: those that are under way; how they begin, and what becomes of what they did.
+"""Trips: the trips that run now; how they begin, and how their results are recorded and passed on.
 
 On the event loop only.
 """
@@ -23,19 +23,21 @@ from pipeline.errors import PipelineError, described
 
 _LOGGER = logging.getLogger(__name__)
 
-_STEP_S = 0.005  # a step that lasts so long becomes its worker's own, the others go on without it
+# a step that runs this long becomes its worker's own job; the trip continues without it
+_STEP_S = 0.005
 
 
 class Trips:
-    """The trips that are under way, and the groups of Ops that they go through.
+    """The trips that run now, and the groups of Ops that they pass.
 
     Args:
-        is_on: whether there are any at all.
-        is_idle: whether hardly any other request is there; only then a trip goes through Ops with
-            `process`, unpack or pack: under load one thread would do what several could share.
+        is_on: whether there are trips at all.
+        is_idle: returns whether the server is almost idle; only then a trip includes `process`,
+            unpack
+            or pack: under load one thread would do the work that several could share.
 
     Attributes:
-        groups: says which Ops a trip goes through.
+        groups: decides which Ops a trip passes.
     """
 
     def __init__(
@@ -58,18 +60,18 @@ class Trips:
     # OpGroups -------------------------------------------------------------------------------------
 
     def hung(self, node: OpNode) -> None:
-        """Take down that an Op hangs: it goes by itself for now."""
+        """Note that an Op hangs: it is in no group for now."""
         if node.pace.hung():
             self.changed()
 
     def changed(self) -> None:
-        """Have the groups formed anew."""
+        """Have the groups formed again."""
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._regroup)
 
     def has_trips(self, node: OpNode) -> bool:
-        """Return whether any trip under way may come, or be, at an Op."""
+        """Return whether any running trip may come to an Op, or is there."""
         return self.groups.has_trips(node)
 
     def _regroup(self) -> None:
@@ -79,7 +81,7 @@ class Trips:
     # In -----------------------------------------------------------------------------------------
 
     def begin(self, leader: OpNode, runs: Sequence[BatchRun]) -> list[Any]:
-        """Return the jobs for batches that leave: trips, or as they are."""
+        """Return the jobs for batches that leave: trips, or the batches themselves."""
         plan = self.groups.plan(leader)
         return [self._job(plan, run) for run in runs]
 
@@ -95,7 +97,7 @@ class Trips:
         return run
 
     def begin_alone(self, leader: OpNode, run: Item) -> Trip | Item:
-        """Return the job for a request that leaves: a trip, or as it is."""
+        """Return the job for an item that leaves: a trip, or the item itself."""
         plan = self.groups.plan(leader)
         if plan is not None and plan.entered is run.entered:
             until = self._until(plan, run.request)
@@ -106,7 +108,7 @@ class Trips:
         return run
 
     def begin_before(self, unpacker: TripStop, job: Any, request: RequestState) -> Any:
-        """Return the job for a request that is to be unpacked: a trip, or as it is."""
+        """Return the job for a request that has to be unpacked: a trip, or `job` itself."""
         plan, target = self.groups.plan(unpacker), request.target
         if plan is None or not (target is None or target.op is None):
             return job
@@ -119,7 +121,7 @@ class Trips:
         return self._begun(Trip(plan, job, until, item))
 
     def _until(self, plan: TripPlan, request: RequestState) -> int:
-        """Return how many steps a trip may take that begins now; 0: it would gain nothing."""
+        """Return how many steps a trip may take now; 0: it would gain nothing."""
         count = len(plan.steps)
         if plan.packs and request.target is not None and not request.target.wants_response:
             count -= 1
@@ -128,7 +130,7 @@ class Trips:
         return count if count > 1 else 0
 
     def _begun(self, trip: Trip) -> Trip:
-        """Take note that a trip leaves."""
+        """Note that a trip leaves."""
         plan = trip.plan
         plan.trips += 1
         self._under_way[trip] = None
@@ -139,7 +141,7 @@ class Trips:
         return trip
 
     def _enter_apart(self, item: Item) -> None:
-        """Hand what an item reads to the Ops that it stands for, too, each by itself."""
+        """Send the inputs of an item to the other Ops that it stands for, each separately."""
         nodes, item.entered = item.entered, ()
         ((slot, part),) = item.inputs.items()
         for node in nodes:
@@ -149,7 +151,7 @@ class Trips:
     # Out ----------------------------------------------------------------------------------------
 
     def done(self, worker: Worker | None, trip: Trip) -> None:
-        """Take note of what a trip has done; what it has not goes the usual way."""
+        """Record the results of a trip; steps that it did not take go the usual way."""
         leader = trip.plan.leader
         self._end(trip)
         if leader is not None:
@@ -164,7 +166,7 @@ class Trips:
             self._executor.cycle.mark_dirty(leader)
 
     def lost(self, trip: Trip, error: PipelineError) -> None:
-        """Take note that no worker will take a trip: it is a run of its first Op, as any other."""
+        """Note that no worker will take a trip: it becomes a lost run of its first Op."""
         self._end(trip)
         if trip.item.entered:
             self._enter_apart(trip.item)
@@ -177,7 +179,7 @@ class Trips:
             self._timer.cancel()
 
     def _look(self) -> None:
-        """Look for steps that last too long."""
+        """Find steps that run too long."""
         self._timer = None
         now_ns = self._clock_ns()
         for trip in list(self._under_way):
@@ -187,7 +189,7 @@ class Trips:
             self._timer = self._loop.call_at(self._loop.time() + _STEP_S, self._look)
 
     def _part(self, trip: Trip) -> None:
-        """Have a step that lasts too long be a run of its Op, and the rest go on without it."""
+        """Make a step that runs too long a run of its Op; the rest continues without it."""
         plan = trip.plan
         leader, part = plan.leader, plan.steps[0].lender.part(trip)
         if part is None:
@@ -207,14 +209,14 @@ class Trips:
         del self._under_way[trip]
 
     def _settle(self, trip: Trip) -> None:
-        """Tell what was done, and pass on what came of it."""
+        """Record the steps that were done, and pass on their answers."""
         plan, item, executor = trip.plan, trip.item, self._executor
         if _taken_down(trip, self._clock_ns):
             self.changed()
         if trip.failure is not None:
             self._fail(trip.failure, item)
             return
-        request, outside = item.request, trip.came[-1] if trip.came else {}
+        request, outside = item.request, trip.step_inputs[-1] if trip.step_inputs else {}
         for step in plan.outlets if outside else ():
             if step.name in outside and item.generation == request.generation:
                 executor.leave(step, request, outside[step.name])
@@ -228,7 +230,7 @@ class Trips:
             plan.steps[trip.done - 1].node.route(request, trip.answer)
 
     def _fail(self, failure: BaseException, item: Item) -> None:
-        what = f"a request could not be passed from Op to Op: {described(failure)}"
+        what = f"a request could not be passed from one Op to the next: {described(failure)}"
         _LOGGER.error("%s", what, exc_info=failure)
         if not item.is_over:
             self._executor.complete(item.request, PipelineError(what))
@@ -238,14 +240,14 @@ class Trips:
 
 
 def _taken_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
-    """Take down what a trip has done; return whether the groups have to be formed anew."""
+    """Record the results of a trip; return whether the groups have to be formed again."""
     plan, marks, item = trip.plan, trip.marks, trip.item
     if not marks:
         if trip.is_void and plan.leader is not None and plan.recorders[0].is_wanted:
             plan.recorders[0].unfinished([item], Outcome.OTHER)
         return False
     request, rows, began_ns, is_well = item.request, plan.rows, trip.began_ns, trip.answer is None
-    if len(marks) > plan.ends:  # it was packed, too, which is no span
+    if len(marks) > plan.ends:  # the pack ran also, and has no span
         is_well, marks = trip.runs.pop(plan.ops.stop) is not None, marks[: plan.ends]
     if not is_well or trip.runs or request.spans is not None or len(marks) < plan.ends:
         _take_down_spans(trip)
@@ -254,17 +256,17 @@ def _taken_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
             began_ns, marks = item.ready_ns, marks[OF_STEP:]
         times = item.ready_ns, began_ns, clock_ns(), *marks
         is_over = item.generation != request.generation
-        if plan.is_whole and request.way is None and not is_over:
-            request.way = rows, times
+        if plan.is_whole and request.trip_rows is None and not is_over:
+            request.trip_rows = rows, times
         else:
             rows.add_spans(request, times, is_over)
     return _is_other_pace(trip)
 
 
 def _is_other_pace(trip: Trip) -> bool:
-    """Take down how long each Op took; return whether the groups have to be formed anew."""
+    """Record how long each Op took; return whether the groups have to be formed again."""
     plan, marks, began_ns = trip.plan, trip.marks, trip.began_ns
-    is_slow = marks[-1] - began_ns > pace.SLOW_NS  # so that a step may be
+    is_slow = marks[-1] - began_ns > pace.SLOW_NS  # so one of the steps may be slow
     is_other, done, none = False, len(marks) // OF_STEP, pace.NO_SHARE
     for links, its_pace in plan.books[:done]:
         links.answered += 1
@@ -285,7 +287,7 @@ def _is_other_pace(trip: Trip) -> bool:
 
 
 def _take_down_spans(trip: Trip) -> None:
-    """Take down the spans, in the order of the steps."""
+    """Record the spans, in the order of the steps."""
     ops, recorders, marks, last = trip.plan.ops, trip.plan.recorders, trip.marks, trip.done - 1
     if not recorders[0].is_wanted and trip.item.request.spans is None:
         return

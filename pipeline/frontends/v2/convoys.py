@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pipeline.data import ChannelData, RequestInfo
-from pipeline.engine.convoy import Arrays, Convoy, MemberLostError, each_of
+from pipeline.engine.convoy import Arrays, Convoy, MemberLostError, member_outcomes
 from pipeline.engine.engine import Engine
 from pipeline.engine.request import Begin, RequestHandle, RequestTarget, ResponseSink, UnarySink
 from pipeline.engine.run.payload import opened
@@ -177,7 +177,7 @@ class ConvoyCollector:
             written = self._written(answer.payload, [request.sink for request in requests])
             if written is not None:
                 return written
-        return [_answered(answer, outcome) for outcome in each_of(answer.payload, rows)]
+        return [_answered(answer, outcome) for outcome in member_outcomes(answer.payload, rows)]
 
     def _together(self, requests: Sequence[ConvoyRequest]) -> None:
         first = requests[0]
@@ -240,7 +240,7 @@ class _Together(UnarySink):
         """Pass on the answers."""
         self._is_over, self._handle = True, None
         error = answer.error
-        if error is not None and self._convoy.comes_again(error):
+        if error is not None and self._convoy.runs_again(error):
             for place, request in enumerate(self._requests):
                 if isinstance(error, MemberLostError) and place == error.member:
                     request.end(ChannelData(answer.data_id, error=error.error))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pipeline.engine.model_calls import MetricUse, ModelChange, ModelPart, PeerCall, Tell
+from pipeline.engine.model_calls import MetricUse, ModelChange, ModelPart, OnPart, PeerCall
 from pipeline.engine.streams.flow import ENDED
 from pipeline.errors import ClosedError, InputError, PipelineError, error_from_fields
 from pipeline.workers.process.outcomes import outcome_of
@@ -97,35 +97,35 @@ class CallLink:
         self._region = region
         self._lock = threading.Lock()  # of all that is below
         self._memory: RegionAllocator | None = None
-        self._waiting: dict[int, Tell] = {}
+        self._waiting: dict[int, OnPart] = {}
         self._last_number = 0
         self._dropped: queue.SimpleQueue[MetricUse] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._is_over = False
 
-    def begin(self, call: PeerCall, feeds: Mapping[str, Any], tell: Tell) -> _Asked:
+    def begin(self, call: PeerCall, feeds: Mapping[str, Any], on_part: OnPart) -> _Asked:
         """Ask a model. Raises PipelineError: the server is gone, or the inputs cannot be sent."""
         with self._lock:
             memory = self._begun()
             payload = serialize(dict(feeds), memory, self._arena)
-            return self._ask(WireCall(0, _checked(call, PeerCall), payload), tell)
+            return self._ask(WireCall(0, _checked(call, PeerCall), payload), on_part)
 
-    def change(self, change: ModelChange, tell: Tell) -> None:
+    def change(self, change: ModelChange, on_part: OnPart) -> None:
         """Have a model loaded or unloaded. Raises PipelineError: the server is gone."""
         with self._lock:
             self._begun()
-            self._ask(WireCall(0, change=_checked(change, ModelChange)), tell)
+            self._ask(WireCall(0, change=_checked(change, ModelChange)), on_part)
 
-    def metric(self, use: MetricUse, tell: Tell | None) -> None:
+    def metric(self, use: MetricUse, on_part: OnPart | None) -> None:
         """Use a metric. Raises PipelineError: the server is gone, or it is of a wrong type."""
         with self._lock:
             self._begun()
             self._send_dropped()
             wire = WireCall(0, metric=_checked(use, MetricUse))
-            if tell is None:
+            if on_part is None:
                 self._send(CallsMessage([wire]))
             else:
-                self._ask(wire, tell)
+                self._ask(wire, on_part)
 
     def drop_metrics(self, use: MetricUse) -> None:
         """Drop a family of metrics, at once or before the next use of any.
@@ -158,9 +158,9 @@ class CallLink:
             threading.Thread(target=self._read, name="pipeline-calls", daemon=True).start()
         return self._memory
 
-    def _ask(self, wire: WireCall, tell: Tell) -> _Asked:
+    def _ask(self, wire: WireCall, on_part: OnPart) -> _Asked:
         self._last_number = wire.number = self._last_number + 1
-        self._waiting[wire.number] = tell
+        self._waiting[wire.number] = on_part
         try:
             self._send(CallsMessage([wire]))
         except PipelineError:
@@ -209,8 +209,8 @@ class CallLink:
         with self._lock:
             self._is_over = True
             left, self._waiting = self._waiting, {}
-        for tell in left.values():
-            tell(ModelPart(error=ClosedError("the server has gone")))
+        for on_part in left.values():
+            on_part(ModelPart(error=ClosedError("the server has gone")))
 
     def _take(self, answers: AnswersMessage) -> None:
         with self._lock:
@@ -220,15 +220,15 @@ class CallLink:
         if answers.room is not None:
             self.on_room(answers.room)
         for answer in answers.answers:
-            tell = self._waiting.get(answer.number)
-            if tell is None:  # it was cancelled
+            on_part = self._waiting.get(answer.number)
+            if on_part is None:  # it was cancelled
                 continue
             part = self._part(answer)
             if answer.is_final:
                 self._waiting.pop(answer.number, None)
             if answer.outputs is not None and answer.outputs.buffers and answer.is_final:
                 self.tell_taken(answer.number)
-            tell(part)
+            on_part(part)
 
     def _part(self, answer: WireAnswer) -> ModelPart:
         """Return an answer, whose arrays are copies: a model may keep them."""

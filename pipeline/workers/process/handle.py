@@ -216,7 +216,7 @@ class ProcessWorker:
 
     def give(self, run: BatchRun) -> bool:
         """Queue a run for the next `flush`; False if no item of it can, or need, be sent."""
-        if isinstance(run, StreamRun) and run.tells_steps:
+        if isinstance(run, StreamRun) and run.reports_steps:
             self._step(run)
             return True
         if run in self.streams:

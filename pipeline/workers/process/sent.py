@@ -114,7 +114,7 @@ def _step(run: StreamRun, entries: list[Entry], parts: WireParts, times: StepTim
 def take_slice(sent: SentRun, result: Result, end: SliceEnd, worker: int) -> bool:
     """Take what a slice has come to; return whether its generators live on."""
     run = cast(StreamRun, sent.run)
-    if run.tells_steps:  # its parts have said who has ended
+    if run.reports_steps:  # its parts have said who has ended
         run.groups, run.busy_ns = [], end.busy_ns
         return True
     if isinstance(run, SentStream):  # its parts say how far it is

@@ -114,7 +114,7 @@ class Slices:
     def go_on(self, piece: WireSlice) -> Result:
         """Run a further one."""
         run = self.runs[piece.stream]
-        if run.tells_steps:  # it was told when the slice came
+        if run.reports_steps:  # it was told when the slice came
             return self._run(run, piece.number, piece.stream, run.allowed)
         for place in piece.over:
             run.items[place].is_left = True
@@ -136,7 +136,7 @@ class Slices:
     def close(self) -> None:
         """End all generators: nobody waits any more."""
         for run in self.runs.values():
-            if run.tells_steps:  # it has none
+            if run.reports_steps:  # it has none
                 continue
             for item in run.items:
                 item.is_left = True
@@ -147,7 +147,7 @@ class Slices:
         run.run(self._op, self, time.monotonic_ns)
         if run.is_finished:
             del self.runs[stream]
-        if run.tells_steps:
+        if run.reports_steps:
             end = SliceEnd([], [], [], False, run.busy_ns)
         else:
             end = SliceEnd(run.made, run.ended, run.groups or [], run.is_finished, run.busy_ns)
@@ -158,12 +158,12 @@ class Slices:
         """Send parts, at once unless the slice is over with them: then with its result."""
         self._keep(run, entries)
         now = time.monotonic_ns()
-        if run.tells_steps:
+        if run.reports_steps:
             if not run.may_wait or now - self._told_ns > _HOLD_NS:
                 self._told_ns = now
                 self._report()
             self._look()
-        elif run.goes_on:
+        elif run.continues:
             self._report()
 
     def _keep(self, run: StreamRun, entries: Sequence[Entry]) -> None:
@@ -177,7 +177,7 @@ class Slices:
                 run.ended[place] = True
                 unsent.add(place)
             reported.append((place, sent))
-        if not run.tells_steps:
+        if not run.reports_steps:
             self.parts.append(
                 WireParts(self._number, reported, run.start_ns, run.preprocess_end_ns)
             )

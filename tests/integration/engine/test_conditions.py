@@ -129,8 +129,8 @@ def test_each_request_goes_its_own_way(mode):
                     continue
                 assert answer.err_no == CONF_ERROR
                 says = {
-                    "nowhere": "Goto to 'nowhere': 'nowhere' does not read it. Those that read "
-                    "it: 'big', 'out'; loop_to: none.",
+                    "nowhere": "Goto to 'nowhere': 'nowhere' does not read it. Its readers"
+                    ": 'big', 'out'; loop_to: none.",
                     "nobody": "lost in the graph: what 'cheap' answered went to no Op",
                 }
                 assert says[word] in answer.err_msg

@@ -92,7 +92,7 @@ def test_a_request_for_which_none_can_be_started_ends_with_the_reason(monkeypatc
     [
         ({"min_workers": 3}, "min_workers: expected 1 at most, as max_workers says, found 3"),
         ({"min_workers": 2, "max_workers": 4}, "concurrency: expected 2 to 4"),
-        ({"min_workers": 0}, "expected at least 1, found 0: what its workers keep"),
+        ({"min_workers": 0}, "expected at least 1, found 0: the memory of"),
         ({"max_workers": 2, "batching": "dynamic", **ORDERED}, "do not go together"),
     ],
 )

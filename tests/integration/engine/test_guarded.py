@@ -76,7 +76,7 @@ async def test_requests_that_are_ready_end_with_its_error_and_later_ones_are_ans
         sinks = [streams.begin(OneSink(), text="x") for _ in range(3)]
         for sink in sinks:
             answer = await answered(sink)
-            assert f"[m] its scheduler failed: Fails.{method} raised" in answer.err_msg
+            assert f"[m] the scheduler failed: Fails.{method} raised" in answer.err_msg
             assert f"{method} is wrong" in answer.err_msg
         assert f"{method} is wrong" in caplog.text
         assert list((await answered(streams.begin(OneSink(), text="y"))).value) == ["my"]

@@ -17,7 +17,7 @@ from doubles import server_for, wait_until
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.data import RequestInfo
 from pipeline.engine.request import RequestTarget
-from pipeline.engine.sequences.filter import turnstiles_of
+from pipeline.engine.sequences.filter import reorder_buffers_of
 from pipeline.errors import ConfigError, ErrorCode, GraphError
 from pipeline.proto.pipeline_service_pb2 import Request
 
@@ -155,10 +155,8 @@ def test_a_process_that_is_killed_ends_its_sequences_and_no_other():
     with served("oldest", "process", batch_size=1) as server:
         lost, after = course(server, talk)
     assert "killed by SIGKILL" in lost[0]
-    assert all(
-        "sequence 1 has ended: the worker that it was at was lost" in each for each in lost[1:]
-    )
-    assert "the first request of one says sequence_start" in after[0]
+    assert all("sequence 1 has ended: its worker was lost" in each for each in lost[1:])
+    assert "its first request must have sequence_start" in after[0]
     assert sums(after[1:]) == [[2, 2], [1, 1]]
 
 
@@ -183,7 +181,7 @@ def test_a_thread_that_hangs_ends_its_sequences():
             is_over.set()
     assert "exceeded retry count" in lost[0]
     assert "sequence 1 has ended" in lost[1]
-    assert "the first request of one says sequence_start" in after[0]
+    assert "its first request must have sequence_start" in after[0]
     assert sums(after[1:]) == [[1, 1]]
 
 
@@ -217,7 +215,7 @@ def test_a_batch_that_was_sent_ahead_is_lost_with_its_worker(workers):
             is_over.set()
     assert ["exceeded retry count" in each for each in lost] == [True, True, False, False]
     assert all("hangs" in each or "hung" in each for each in lost[2:])
-    assert "the first request of one says sequence_start" in after[0]
+    assert "its first request must have sequence_start" in after[0]
     assert sums(after[1:]) == [[1, 1]]
 
 
@@ -240,7 +238,7 @@ def test_a_caller_who_leaves_takes_the_sequence_along():
     with served("oldest", "thread", op, count=1) as server:
         first, told, refused, anew = course(server, talk)
     assert told == "[sum] a request of sequence 1 was cancelled, which ended the sequence"
-    assert "the first request of one says sequence_start" in refused
+    assert "its first request must have sequence_start" in refused
     assert sums([first, anew]) == [[1, 1], [1, 1]]
 
 
@@ -315,7 +313,7 @@ def test_an_idle_sequence_is_reaped_without_any_request():
         wait_until(lambda: state_of(server).reaped == 1)
         assert state_of(server).used == 0
         told = course(server, lambda engine: ask(engine, "1"))
-    assert "the first request of one says sequence_start" in told
+    assert "its first request must have sequence_start" in told
 
 
 def test_who_is_looked_for_at_once_may_be_looked_for_twice():
@@ -342,7 +340,7 @@ def test_a_request_without_an_id_is_refused_and_others_go_on():
     with served("direct", "thread") as server:
         error, good = course(server, talk)
     assert error.code == ErrorCode.INPUT_PARAMS_ERROR
-    assert str(error).startswith("Op 'sum' has sequences: a request of one says sequence_id")
+    assert str(error).startswith("Op 'sum' has sequences: a request needs a sequence_id")
     assert sums([good]) == [[1, 1]]
 
 
@@ -395,8 +393,8 @@ def test_a_server_that_stops_lets_sequences_go_on_and_none_begin():
         course(server, lambda _: asked("1 start"))
         stopping = pool.submit(server.stop)
         run = asyncio.run_coroutine_threadsafe
-        (turnstile,) = turnstiles_of(engine.executor.nodes).values()
-        wait_until(lambda: turnstile.is_stopping)
+        (buffer,) = reorder_buffers_of(engine.executor.nodes).values()
+        wait_until(lambda: buffer.is_stopping)
         told = run(asked("1", "2 start", "1 start", "1 end"), loop).result(30)
         stopping.result(30)
     assert sums([told[0], told[3]]) == [[2, 2], [3, 3]]

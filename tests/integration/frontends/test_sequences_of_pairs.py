@@ -16,8 +16,8 @@ from pipeline.proto import codec
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
 INFERENCE = "/baidu.paddle_serving.pipeline_serving.PipelineService/inference"
-NO_ID = "Op 'tally' has sequences: a request of one says sequence_id"
-NO_START = "the first request of one says sequence_start: true"
+NO_ID = "Op 'tally' has sequences: a request needs a sequence_id"
+NO_START = "its first request must have sequence_start: true"
 
 
 class Tally(Op):

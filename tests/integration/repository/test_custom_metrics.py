@@ -98,4 +98,4 @@ def test_a_model_that_wants_a_family_of_the_servers_is_not_loaded(tmp_path):
     with serving(tmp_path) as server:
         status, text = control(server, "bad", "load")
         assert status == 400
-        assert "'nv_inference_count': names of this beginning are the server's" in text
+        assert "'nv_inference_count': names with this prefix are reserved" in text

@@ -62,7 +62,7 @@ def test_an_op_that_makes_a_stream_is_drawn(workers):
     ("keys", "reason"),
     [
         ({"fuse": False}, "fuse is false"),
-        ({"workers": "process"}, "its workers (process) run no Op but their own"),
+        ({"workers": "process"}, "its workers (process) run only their own Op"),
     ],
 )
 def test_an_op_that_is_in_no_group_says_why(keys, reason):

@@ -96,6 +96,6 @@ def test_a_hook_without_requests_has_none():
 
 def test_a_context_that_is_something_else_is_told_at_the_start():
     (warning,) = doubtful_names([op_with(preprocess=lambda self, i, context: {})])
-    assert "preprocess has 'context' where it is given something else" in warning
+    assert "preprocess has 'context' in the place of another argument" in warning
     assert warning.endswith("write it behind a star: (self, input_dicts, *, context).")
     assert list(doubtful_names([op_with(preprocess=lambda self, i, *, context: {})])) == []

@@ -17,8 +17,8 @@ from pipeline.data import RequestInfo
 from pipeline.engine.convoy import (
     Convoy,
     MemberOutcomes,
-    beside,
-    each_of,
+    extra_members,
+    member_outcomes,
     parts_of,
     stacked,
     together,
@@ -159,7 +159,7 @@ def test_one_that_fails_fails_alone():
         async with World(Adds()) as world:
             data = await world.ask(Convoy([1, 1, 1]), x=np.array([[1], [-2], [3]], np.float32))
             assert type(data.payload) is MemberOutcomes
-            assert lists(each_of(data.payload, [1, 1, 1])) == [[[2]], "below zero", [[4]]]
+            assert lists(member_outcomes(data.payload, [1, 1, 1])) == [[[2]], "below zero", [[4]]]
             requests, spans = world.ended()
             wanted = [Outcome.OK, Outcome.BACKEND, Outcome.OK]
             assert [each["outcome"] for each in requests] == wanted
@@ -183,7 +183,7 @@ def test_who_leaves_is_not_worked_on_and_counts_as_one_that_left():
             await settled()
             world.pool.release()
             data = await answer
-            assert lists(each_of(data.payload, [1, 1])) == [None, [[3]]]
+            assert lists(member_outcomes(data.payload, [1, 1])) == [None, [[3]]]
             assert world.op.seen[-1] == [([[2.0]], "")]
             requests, spans = world.ended()
             wanted = [Outcome.OK, Outcome.CANCELED, Outcome.OK]
@@ -220,7 +220,7 @@ def test_one_whose_worker_died_is_not_counted_for_its_members_come_again():
             (run,) = (worker.job for worker in world.pool.busy())
             world.engine.executor.nodes[world.op].lost(run, WorkerDiedError("it died"))
             data = await answer
-            assert convoy.comes_again(data.error)
+            assert convoy.runs_again(data.error)
             assert world.ended() == ([], [])
             assert world.told == []
 
@@ -254,11 +254,11 @@ def test_as_many_pass_as_a_batch_has_samples():
             assert world.engine.executor.convoys.size(1) == 8
             assert world.engine.executor.convoys.size(3) == 2
             assert world.engine._admission.room == 256
-            world.engine._admission.active.beside = 251
+            world.engine._admission.active.extra = 251
             assert world.engine.executor.convoys.size(1) == 5
-            world.engine._admission.active.beside = 256
+            world.engine._admission.active.extra = 256
             assert world.engine.executor.convoys.size(1) == 0
-            world.engine._admission.active.beside = 0
+            world.engine._admission.active.extra = 0
 
     run_virtual(main())
 
@@ -380,4 +380,4 @@ def test_what_is_together_comes_apart_as_it_was():
 
 
 def test_members_beside_the_first_are_counted():
-    assert beside([Item(None), Item(Convoy([1, 1, 1])), Item(Convoy([2]))]) == 2
+    assert extra_members([Item(None), Item(Convoy([1, 1, 1])), Item(Convoy([2]))]) == 2

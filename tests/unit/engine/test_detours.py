@@ -155,12 +155,12 @@ def test_a_name_that_reads_it_not_is_an_error_that_lists_those_that_do(to):
     response = ask(last, to=f"cheap:{to}")
     assert response.err_no == ErrorCode.CONF_ERROR
     assert "Op 'cheap' returned Goto to" in response.err_msg
-    assert "Those that read it: 'big', 'out'; loop_to: none." in response.err_msg
+    assert "Its readers: 'big', 'out'; loop_to: none." in response.err_msg
 
 
 def test_the_last_op_can_go_nowhere():
     response = ask(Sends("only", RequestOp()), to="only:only")
-    assert "Those that read it: none; loop_to: none." in response.err_msg
+    assert "Its readers: none; loop_to: none." in response.err_msg
 
 
 def test_the_last_op_may_answer_nobody():
@@ -368,8 +368,8 @@ def test_a_loop_is_named_alone():
 
     both = Both("both", [Tag("a", [RequestOp()])], loop_to="a")
     response = ask(Tag("last", [both]))
-    assert "a loop is alone" in response.err_msg
-    assert "Those that read it: 'last'; loop_to: 'a'." in response.err_msg
+    assert "name one loop, or" in response.err_msg
+    assert "Its readers: 'last'; loop_to: 'a'." in response.err_msg
 
 
 @pytest.mark.parametrize("name", ["nowhere", "last", "beside", "@DAGExecutor"])
@@ -377,7 +377,7 @@ def test_a_loop_leads_back(name):
     read = RequestOp()
     first = Tag("first", [read])
     op = Tag("op", [first], loop_to=["first", name])
-    with pytest.raises(GraphError, match=rf"'op' has in loop_to .*'{name}'.*'first', 'op'"):
+    with pytest.raises(GraphError, match=rf"'op': loop_to names '{name}'.*'first', 'op'"):
         build_graph(ResponseOp(Tag("last", [op, Tag("beside", [read])])))
 
 
@@ -388,7 +388,7 @@ async def test_a_race_in_a_loop_has_no_part_from_outside():
     race = Tag("race", [first, Tag("once", [read])])
     check = Refines("check", [race], "first", 2)
     config = {"op": {"race": {"channel_recv_first_arrive": True}}}
-    with pytest.raises(GraphError, match=r"'race' takes the first .* comes once only, of 'once'"):
+    with pytest.raises(GraphError, match=r"'race' takes the first .* answer only once: 'once'"):
         Engine(check, config)
 
 

@@ -169,7 +169,7 @@ def test_a_filter_that_returns_no_answer_leaves_it_and_is_told_of(caplog):
 
     with caplog.at_level(logging.ERROR):
         run_virtual(main())
-    assert "Forgetful.on_answer returned None: the answer stays as it was" in caplog.text
+    assert "Forgetful.on_answer returned None: the answer does not change" in caplog.text
 
 
 class Replaces(Filter):
@@ -217,4 +217,4 @@ class Misspelt(Filter):
 def test_a_method_that_looks_like_a_hook_and_is_none_is_warned_of(monkeypatch, caplog):
     monkeypatch.setattr("pipeline.engine.filters.find", lambda kind, name: Misspelt)
     configured({"mine": None})
-    assert caplog.messages == ["filters.mine: on_requests is no hook; did you mean on_request?"]
+    assert caplog.messages == ["filters.mine: on_requests is not a hook; did you mean on_request?"]

@@ -46,7 +46,7 @@ def test_rows_are_at_their_slots_where_fillers_can_be_told_from_them():
     assert fed.feed["x"].tolist() == [[0], [1], [0], [3]]
     assert fed.feed["READY"].tolist() == [[-5], [1], [-5], [1]]
     assert fed.feed["START"].tolist() == [[False], [True], [False], [False]]
-    assert fed.without_own({"y": fed.feed["x"] * 2})["y"].tolist() == [[2], [6]]
+    assert fed.without_states({"y": fed.feed["x"] * 2})["y"].tolist() == [[2], [6]]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_filler_has_a_state_like_the_others_and_none_is_kept_of_it():
     assert only(made, [x(1)], steps).feed["seen"].tolist() == [[0], [0], [0]]
     for count in (2, 3):
         fed = only(made, [x(1)], steps)
-        fed.without_own({"next": np.full((3, count), 7)})
+        fed.without_states({"next": np.full((3, count), 7)})
         fed.keep()
         assert only(made, [x(1)], steps).feed["seen"].tolist() == [[0] * count] * 2 + [[7] * count]
     others = [step(0), step(2)]

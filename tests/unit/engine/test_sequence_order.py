@@ -16,7 +16,7 @@ from pipeline.engine.request import ask as asked_at_once
 from pipeline.errors import OverloadedError, WorkerDiedError
 from pipeline.proto.pipeline_service_pb2 import Request
 
-NO_START = "the first request of one says sequence_start"
+NO_START = "its first request must have sequence_start"
 
 
 class Passes(Op):
@@ -174,7 +174,7 @@ async def test_who_is_held_and_leaves_ends_the_sequence_and_is_not_missed_twice(
         anew = ask(engine, "7 start end", 2)
         await pool(engine, "pass", 3)
         assert await result(anew) == [2]
-        assert node.scheduler.turnstile._lines == {}
+        assert node.scheduler.reorder_buffer._lines == {}
 
 
 @virtual
@@ -296,7 +296,10 @@ async def test_a_storm_leaves_no_wrong_answer_and_nobody_waiting(seed, most, cha
         for node in engine.nodes.values():
             state = node.state()
             assert (state.queued, state.joining) == (0, 0)
-            assert not hasattr(node.scheduler, "turnstile") or not node.scheduler.turnstile._lines
+            assert (
+                not hasattr(node.scheduler, "reorder_buffer")
+                or not node.scheduler.reorder_buffer._lines
+            )
 
 
 def _at_random(workers, dice):

@@ -65,15 +65,15 @@ def never(*args: object) -> None:
 
 
 def as_it_comes(self, item, now):
-    return self._go_in(item, now)
+    return self._add_to_book(item, now)
 
 
 @pytest.mark.parametrize(
     ("of", "method", "other"),
     [
         (ReorderBuffer, "add", as_it_comes),
-        (ReorderBuffer, "comes_not", never),
-        (SequenceBook, "_hand_out", never),
+        (ReorderBuffer, "note_missing", never),
+        (SequenceBook, "_assign_slots", never),
         (SequenceBook, "miss", never),
         (SequenceBook, "drop", lambda self, request: []),
         (SequenceBook, "keep", never),

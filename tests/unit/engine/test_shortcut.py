@@ -120,7 +120,7 @@ def test_a_request_and_its_only_span_are_one_row_if_it_goes_well(goes_well):
             await engine.ask()
             engine.journal.flush()
             await engine.ask()
-            assert engine.journal.spans_beside == 1
+            assert engine.journal.extra_spans == 1
             assert not engine.journal.spans
             assert len(engine.journal.requests) == (not goes_well)
             engine.journal.flush()

@@ -12,7 +12,7 @@ from doubles import settle, virtual
 from ensembling import Shelf, config_of, ensemble_of
 
 from pipeline.data import NO_INFO, RequestInfo
-from pipeline.engine.convoy import Convoy, each_of
+from pipeline.engine.convoy import Convoy, member_outcomes
 from pipeline.engine.journal.journal import Outcome
 from pipeline.errors import InputError, WorkerDiedError
 from pipeline.workers.model_convoys import ConvoyCalls
@@ -73,7 +73,7 @@ async def ask(there, *values, **more):
     assert data.error is None
     return [
         shown(each) if isinstance(each, Exception) else each and each["out"].tolist()
-        for each in each_of(data.payload, convoy.rows)
+        for each in member_outcomes(data.payload, convoy.rows)
     ]
 
 
@@ -180,7 +180,7 @@ async def test_who_leaves_is_told_to_the_model_that_has_it():
         convoy.leave(1)
         there.pools["b"].release()
         data = await answer
-        found = each_of(data.payload, convoy.rows)
+        found = member_outcomes(data.payload, convoy.rows)
         assert found[0]["out"].tolist() == [[112]]
         ok, left = int(Outcome.OK), int(Outcome.CANCELED)
         for each in "be":
@@ -217,7 +217,7 @@ async def test_those_whose_worker_dies_are_asked_for_one_by_one():
             await settle()
             pool.release()
         data = await answer
-        assert [each["out"].tolist() for each in each_of(data.payload, [1, 1])] == [
+        assert [each["out"].tolist() for each in member_outcomes(data.payload, [1, 1])] == [
             [[112]],
             [[113]],
         ]

@@ -151,7 +151,7 @@ async def test_a_sink_is_called_back_as_it_has_asked_for(monkeypatch, tmp_path, 
     error = ProductError(51, "no face")
     request = RequestState(None, None, None, data_id=7, start_ns=0)
     request.log_id, request.error, request.outcome = 3, error, Outcome.PRODUCT
-    observers.tell(request, PIPELINE)
+    observers.report_end(request, PIPELINE)
     assert sink.heard == [(7, 3, error)]
     await sink.ticked.wait()
     assert sink.heard.pop() == (0, 1), "the journal is flushed before the timer"

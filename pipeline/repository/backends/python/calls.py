@@ -18,8 +18,8 @@ from pipeline.engine.model_calls import (
     ModelCaller,
     ModelChange,
     ModelPart,
+    OnPart,
     PeerCall,
-    Tell,
     error_in,
     outputs_in,
 )
@@ -217,7 +217,7 @@ class InferenceRequest:
             future.add_done_callback(lambda done: asked.cancel() if done.cancelled() else None)
         return future
 
-    def begin(self, takes_parts: bool, tell: Tell) -> Any:
+    def begin(self, takes_parts: bool, on_part: OnPart) -> Any:
         """Ask the model. Raises PipelineError, and TritonModelException as `exec` does."""
         if ServerAccess.is_idle.get():
             raise TritonModelException("BLS is only supported during the 'execute' function.")
@@ -226,7 +226,7 @@ class InferenceRequest:
         info = info_of(self._id, own_parameters, {}, self._outputs)
         call = PeerCall(self._name, self._version, info, limit_s, call_trace(), takes_parts)
         feeds = {tensor.name(): sent(tensor.as_numpy()) for tensor in self._inputs}
-        return ServerAccess.get().begin(call, feeds, tell)
+        return ServerAccess.get().begin(call, feeds, on_part)
 
     def response(self, part: ModelPart) -> InferenceResponse:
         """Return an answer as the model takes it."""

@@ -16,7 +16,7 @@ import msgspec
 
 from pipeline.config.sequences import Control
 from pipeline.data import RequestContext
-from pipeline.engine.sequences.controls import Controls, in_slots, of_nobody
+from pipeline.engine.sequences.controls import Controls, filler_like, in_slots
 from pipeline.engine.sequences.feeds import has_fillers
 from pipeline.engine.streams.flow import ENDED
 from pipeline.errors import ClosedError, InitError, PipelineError, UserCodeError
@@ -195,7 +195,7 @@ class PythonModelOp(Op):
     def _filler(self, like: IncomingRequest) -> IncomingRequest:
         """Return a filler: a request that no caller sent, with inputs shaped like `like`'s."""
         arrays = {tensor.name(): tensor.as_numpy() for tensor in like.inputs()}
-        feed = {name: of_nobody(array, array.shape) for name, array in arrays.items()}
+        feed = {name: filler_like(array, array.shape) for name, array in arrays.items()}
         feed |= self.controls.arrays([None])
         context = RequestContext(data_id=0)
         return IncomingRequest(feed, context, self.name, self.spec.outputs, sends_one=True)

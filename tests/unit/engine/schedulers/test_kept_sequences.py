@@ -138,7 +138,7 @@ def test_who_is_idle_keeps_its_time_and_is_reaped() -> None:
     assert at.scheduler.book.reaps_at == pytest.approx(2.0)
     at.now = 2.0
     assert at.next() is None
-    assert "the first request of one says sequence_start" in at.ask("7")
+    assert "its first request must have sequence_start" in at.ask("7")
     state = at.scheduler.book.state()
     assert (state.live, state.backlog, state.reaped) == (0, 0, 1)
 
@@ -163,7 +163,7 @@ def test_states_that_could_not_be_kept_end_their_sequence_as_without() -> None:
     at.next()
     at.ask("7")
     assert at.fail(0) == [2]
-    assert "sequence 7 has ended: the worker that it was at was lost" in at.refused()[3]
+    assert "sequence 7 has ended: its worker was lost" in at.refused()[3]
 
 
 def test_what_a_worker_said_before_it_was_lost_counts() -> None:

@@ -144,7 +144,7 @@ def test_a_sequence_that_is_idle_makes_room_for_the_backlog():
     asked.now = 5.0
     assert asked.next() == (0, {0: "5/5"}), "in the place of the first"
     asked.done()
-    assert "the first request of one says sequence_start" in asked.ask("1")
+    assert "its first request must have sequence_start" in asked.ask("1")
     assert asked.next() == (0, {0: "5/6"})
 
 

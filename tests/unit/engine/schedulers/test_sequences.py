@@ -16,8 +16,8 @@ from pipeline.errors import ClosedError, DeadlineError, OverloadedError, WorkerD
 
 BOTH = pytest.mark.parametrize("strategy", ["direct", "oldest"])
 NO_START = (
-    "Op 'm' knows no sequence {}: the first request of one says sequence_start: true. It is over "
-    "behind sequence_end, and when nothing has come of it for max_idle_ms"
+    "Op 'm' knows no sequence {}: its first request must have sequence_start: true. A "
+    "sequence ends after sequence_end, and after max_idle_ms without a request"
 )
 
 
@@ -29,7 +29,7 @@ NO_START = (
 def test_a_request_needs_the_id_of_a_sequence(strategy, nobody):
     told = Sequences(strategy).ask("x start", id=nobody)
     assert told == (
-        "Op 'm' has sequences: a request of one says sequence_id, a number that is not 0 or a text"
+        "Op 'm' has sequences: a request needs a sequence_id, a number that is not 0 or a text"
     )
 
 
@@ -45,7 +45,7 @@ def test_an_unknown_id_needs_the_start_flag(strategy, name):
 @BOTH
 def test_a_request_brings_one_sample(strategy):
     told = Sequences(strategy).ask("1 start", rows=2)
-    assert told == "Op 'm' has sequences: a request of one has one row"
+    assert told == "Op 'm' has sequences: a request must have one row"
 
 
 @BOTH
@@ -567,7 +567,7 @@ def test_the_sequences_of_a_lost_worker_end_and_others_go_on(strategy):
     ((item, error),) = asked.scheduler.book.refused
     assert item.data_id == 3
     assert isinstance(error, WorkerDiedError)
-    assert "sequence 1 has ended: the worker that it was at was lost" in str(error)
+    assert "sequence 1 has ended: its worker was lost" in str(error)
     assert asked.ask("1") == NO_START.format(1)
     assert asked.next() == (0, {0: "3/5"}), "the new worker has slots"
     asked.done(1)

@@ -221,4 +221,4 @@ def test_the_names_of_what_can_go_wrong_are_told():
         nodes = tuple(engine.executor.executor.nodes.values())
         return [groups.obstacle(node, nodes) for node in nodes]
 
-    assert run(case, body) == [None, "its workers (process) run no Op but their own"]
+    assert run(case, body) == [None, "its workers (process) run only their own Op"]

@@ -131,7 +131,7 @@ def test_it_goes_through_all_that_read_it_in_their_own_order(kind, order, value)
     trip, is_at_its_end = gone(plan, workers, lone(kind))
     assert is_at_its_end
     assert trip.done == 4
-    assert trip.came[-1] == {"d": {"x": value}}
+    assert trip.step_inputs[-1] == {"d": {"x": value}}
     assert left(trip) == {}
     times = [(trip.ready_ns(place), *trip.times(place)[::3]) for place in range(4)]
     assert times == [(1, 10, 12), (12, 12, 14), (12, 14, 16), (16, 16, 18)]
@@ -171,7 +171,7 @@ def test_a_step_with_process_runs_as_a_batch_of_one(named):
     plan, workers = diamond(**{named: SignsLate})
     trip, is_at_its_end = gone(plan, workers)
     assert is_at_its_end
-    assert trip.came[-1] == {"d": {"x": "ab+acd"}}
+    assert trip.step_inputs[-1] == {"d": {"x": "ab+acd"}}
     assert trip.runs == {}, "marks tell all"
     with_process = []
     for step in range(4):
@@ -259,6 +259,6 @@ def test_entries_get_dicts_of_their_own():
     lead = lone()
     trip = trip_of(plan, lead, 2)
     trip._enter()
-    first, second = trip.came[0]["read"], trip.came[1]["read"]
+    first, second = trip.step_inputs[0]["read"], trip.step_inputs[1]["read"]
     assert first == second
     assert first is not second
