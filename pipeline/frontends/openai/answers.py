@@ -200,7 +200,8 @@ class ToolCalls:
 
     The client gets one call after the other: parts of the next call wait until the arguments of the
     current one are complete. The official client takes a call as finished when the next one begins.
-    Ids and names are sent once: clients append what they receive.
+    The input of a custom tool is complete only at the end of the answer: it may be any text. Ids
+    and names are sent once: clients append what they receive.
     """
 
     def __init__(self) -> None:
@@ -208,43 +209,42 @@ class ToolCalls:
         self._last = 0  # index of the last part from the pipeline
         self._current = -1  # index of the call that is being sent
         self._sent: list[str] = []  # pieces of its arguments that were sent
-        self._held: dict[int, dict[str, Any]] = {}  # deltas that are not sent yet, by index
+        self._is_complete: bool | None = None  # they are; None: not known
+        self._ended: set[int] = set()  # indexes of the calls before it
+        self._held: dict[int, list[dict[str, Any]]] = {}  # deltas that are not sent yet, by index
 
     def take(self, calls: Sequence[Any]) -> list[dict[str, Any]]:
         """Return the deltas to send now, at most one for each call. Raises PayloadTypeError."""
         for at, call in enumerate(calls):
             delta = self._delta(call, f"tool_calls[{at}]")
-            if (held := self._held.get(delta["index"])) is None:
-                self._held[delta["index"]] = delta
-            else:
-                _append(held, delta)
+            if (index := delta["index"]) not in self._ended:
+                self._held.setdefault(index, []).append(delta)
+            elif any(text.strip() for text in delta[_kind_of(delta)].values()):
+                raise PayloadTypeError(f"tool_calls[{at}]: the arguments of call {index} had ended")
         deltas: list[dict[str, Any]] = []
         while self._held:
             if self._current not in self._held:
-                if self._current >= 0 and not self._is_whole():
-                    break
+                if self._current >= 0:
+                    if not self._is_whole():
+                        break
+                    self._ended.add(self._current)
                 self._current, self._sent = min(self._held), []
-            deltas.append(delta := self._held.pop(self._current))
-            function = delta.get("function")
-            self._sent.append("{}" if function is None else function["arguments"])
+            deltas.append(delta := _combined(self._held.pop(self._current)))
+            self._sent.append(delta["function"]["arguments"] if "function" in delta else "")
+            self._is_complete = None
         return deltas
 
     def rest(self) -> list[dict[str, Any]]:
         """Return what was held back, at the end of all calls."""
-        deltas = [self._held[index] for index in sorted(self._held)]
+        deltas = [_combined(self._held[index]) for index in sorted(self._held)]
         self._held = {}
         return deltas
 
     def _is_whole(self) -> bool:
         """Return whether the arguments that were sent are complete JSON."""
-        arguments = "".join(self._sent)
-        if not arguments.rstrip().endswith("}"):
-            return False
-        try:
-            orjson.loads(arguments)
-        except ValueError:
-            return False
-        return True
+        if self._is_complete is None:
+            self._is_complete = is_complete(self._sent)
+        return self._is_complete
 
     def _delta(self, call: Any, where: str) -> dict[str, Any]:
         """Return a call as a delta with an index; the first delta of a call has its id and name."""
@@ -293,6 +293,29 @@ _MOST_CALLS = 1024
 _KINDS = ("function", "custom")
 
 
+def is_complete(arguments: Sequence[str]) -> bool:
+    """Return whether pieces of arguments are a complete JSON object, so that none may follow."""
+    if not (arguments and arguments[-1].rstrip().endswith("}")):
+        return False
+    try:
+        orjson.loads("".join(arguments))
+    except ValueError:
+        return False
+    return True
+
+
+def _kind_of(delta: Mapping[str, Any]) -> str:
+    return next(kind for kind in _KINDS if kind in delta)
+
+
+def _combined(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the deltas of one tool call as one."""
+    if len(deltas) == 1:
+        return deltas[0]
+    kind = _kind_of(deltas[0])
+    return {**deltas[0], kind: _grown([delta[kind] for delta in deltas])}
+
+
 def joined(deltas: Sequence[Delta]) -> Delta:
     """Return the deltas of one choice as one; its tool calls are whole."""
     whole: dict[str, Any] = {}
@@ -310,25 +333,15 @@ def joined(deltas: Sequence[Delta]) -> Delta:
 
 def _whole_calls(deltas: Sequence[Any]) -> list[Any]:
     """Return the tool calls that deltas add up to, in the order of their indexes."""
-    calls: dict[int, dict[str, Any]] = {}
+    by_index: dict[int, list[Any]] = {}
     for delta in deltas:
-        if (call := calls.get(delta["index"])) is None:
-            kind = delta["type"]
-            calls[delta["index"]] = {"id": delta["id"], "type": kind, kind: {**delta[kind]}}
-        else:
-            _append(call, delta)
-    return [calls[index] for index in sorted(calls)]
-
-
-def _append(call: dict[str, Any], delta: Mapping[str, Any]) -> None:
-    """Append the arguments of a delta to a call, or to an earlier delta."""
-    for kind in _KINDS:
-        for name, text in delta.get(kind, {}).items():
-            call[kind][name] += text
+        by_index.setdefault(delta["index"], []).append(delta)
+    calls = [_combined(by_index[index]) for index in sorted(by_index)]
+    return [{name: call[name] for name in ("id", "type", call["type"])} for call in calls]
 
 
 def _grown(parts: Sequence[Any]) -> dict[str, Any]:
-    """Return the sound, or the function call, that the parts add up to."""
+    """Return what the parts of a sound, a function call or a tool add up to."""
     return {name: _together(name, found) for name, found in _by_key(parts).items()}
 
 
@@ -343,7 +356,7 @@ def _by_key(parts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _together(name: str, values: Sequence[Any]) -> Any:
     """Return the values of a key joined if the key's values grow, otherwise the last one."""
-    if len(values) == 1 or name not in ("data", "transcript", "arguments"):
+    if len(values) == 1 or name not in ("data", "transcript", "arguments", "input"):
         return values[-1]
     try:
         return (b"" if isinstance(values[0], bytes) else "").join(values)

@@ -127,6 +127,7 @@ class ChoiceStream:
         self._readers = [_Reader(request, self) for request in requests]
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[bool] | None = None
+        self._is_begun = False  # the events before the first part are sent; they may be large
         self._has_more = False  # to read: parts arrived while nothing waited for them
         self._send: Callable[[bytes], bool] | None = None
         self._sent_at = self._loop.time()  # time of the last piece
@@ -149,7 +150,7 @@ class ChoiceStream:
     def sends(self, reader: _Reader, answers: Sequence[Any]) -> bool:
         """Send parts of a choice at once; False: they are not short, or others precede them."""
         send, waiter, choice = self._send, self._waiter, reader.request.choice
-        if send is None or waiter is None or waiter.done() or choice.stops:
+        if send is None or waiter is None or waiter.done() or choice.stops or not self._is_begun:
             return False
         for answer in answers:
             if quick_payload(answer) is None:
@@ -269,7 +270,8 @@ class ChoiceStream:
         elif reader.last is not None:
             events.append(await self._part(reader, reader.last))
         if rest := choice.rest():
-            events.append(self._writer.part(choice, rest))
+            part = partial(self._writer.part, choice, rest)
+            events.append(await self._call.made(part, self._is_begun or self._writer.is_short))
         reader.is_over = True
         end = await self._call.made(partial(self._writer.end, choice), self._writer.is_short)
         return [*filter(None, events), end]
@@ -282,4 +284,7 @@ class ChoiceStream:
             delta = choice.take(payload_of(answer, reader.failure))
             return self._writer.part(choice, delta) if delta else b""
 
-        return event() if is_short_answer(answer) else await self._call.made(event, False)
+        is_short = is_short_answer(answer) and (self._is_begun or self._writer.is_short)
+        events = await self._call.made(event, is_short)
+        self._is_begun = self._is_begun or bool(events)
+        return events

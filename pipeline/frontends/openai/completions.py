@@ -69,7 +69,7 @@ class CompletionEndpoint:
     def begin(self, body: bytes, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request for one text. Raises PipelineError, HandOverError."""
         fields = read_object(body)
-        if fields.get("stream"):
+        if fields.get("stream") or self._form.is_large(fields):
             raise HandOverError
         parsed = self._models.parse(fields, self._headers, *self._form[:2])
         engine = parsed.served.engine
@@ -98,7 +98,7 @@ class CompletionEndpoint:
             if isinstance(ended, Exception):
                 raise ended
             sink, answer = ended
-            if is_short_answer(answer):
+            if is_short_answer(answer) and sink.is_short:
                 return bytes(sink.body(answer, failure))
         except Exception as error:
             return self._form.reply_to(shown(error))
@@ -150,6 +150,11 @@ class _OneChoice(UnarySink):
     def end(self, answer: Any) -> None:
         """Pass on the answer of the engine."""
         self._sink.end((self, answer))
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether the completion takes no longer than the answer."""
+        return self._writer.is_short
 
     def body(self, answer: Any, failure: PipelineError | None) -> bytes:
         """Return the completion. Raises PipelineError."""

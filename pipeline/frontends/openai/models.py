@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.engine.models import ServedGraph
-from pipeline.errors import ConfigError, PipelineError
+from pipeline.errors import ConfigError
 from pipeline.frontends.api.pipelines import EngineRequest, Pipelines
-from pipeline.frontends.http.routes import HttpError, WebResponse
+from pipeline.frontends.http.routes import ErrorForm
 from pipeline.frontends.openai.arguments import Fields
 from pipeline.frontends.openai.errors import ArgumentError, reply_to
 from pipeline.frontends.openai.options import ModelOptions
@@ -19,16 +19,23 @@ Read = Callable[[Fields, ModelOptions], Questions]
 """Reads the body of a request. Raises ArgumentError."""
 
 
+def is_never_large(fields: Fields) -> bool:
+    """Return that the body of a request is all that there is to read."""
+    return False
+
+
 class Form(NamedTuple):
     """The form of one API: the kind of its models, its reader and its writer.
 
-    `reply_to` makes the answer to a request that ended in an error.
+    `reply_to` makes the answer to a request that ended in an error. `is_large`: whether a short
+    request stands for more than can be read on the event loop.
     """
 
     kind: str
     read: Read
     write: Callable[[str, Questions], Writer]
-    reply_to: Callable[[PipelineError | HttpError], WebResponse] = reply_to
+    reply_to: ErrorForm = reply_to
+    is_large: Callable[[Fields], bool] = is_never_large
 
 
 class ParsedRequest(NamedTuple):

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from pipeline.errors import PayloadTypeError
+from pipeline.frontends.openai.answers import is_complete
 from pipeline.openai import Delta
 
 TEXTS = ("reasoning_content", "text", "refusal")
@@ -51,7 +53,10 @@ class ItemChange(NamedTuple):
 
 
 class Output:
-    """Items of a chat's answer, whole or in parts; an item ends where the next one begins.
+    """Items of a chat's answer, whole or in parts.
+
+    A text ends where the next item begins, a call with its arguments or with the answer: clients
+    of both APIs know items by their index, so that a text may begin inside of a call.
 
     Attributes:
         items: in order.
@@ -62,6 +67,7 @@ class Output:
         self.items: list[OutputItem] = []
         self.size: int = 0
         self._calls: dict[int, OutputItem] = {}
+        self._open: list[OutputItem] = []
 
     def take(self, delta: Delta) -> Iterator[ItemChange]:
         """Add a delta; yield the changes that it makes."""
@@ -75,8 +81,12 @@ class Output:
             yield from self._add_call(call.get("index", at), call)
 
     def end(self) -> Iterator[ItemChange]:
-        """End the last item."""
-        for item in self.items[-1:]:
+        """End all items."""
+        yield from self._end(self._open)
+        self._open = []
+
+    def _end(self, items: Iterable[OutputItem]) -> Iterator[ItemChange]:
+        for item in items:
             item.is_open = False
             yield ItemChange("end", item)
 
@@ -104,8 +114,11 @@ class Output:
             item = OutputItem(kind, len(self.items), call["id"], call[kind]["name"])
             self._calls[index] = item
             yield from self._begun(item)
-        if text := call[item.kind].get(_WRITTEN[item.kind]):
+        text = call[item.kind].get(_WRITTEN[item.kind], "")
+        if item.is_open and text:
             yield self._grown(item, text)
+        elif text.strip():
+            raise PayloadTypeError(f"the arguments of call {index} had ended")
 
     def _grown(self, item: OutputItem, text: str, logprobs: Sequence[Any] = ()) -> ItemChange:
         item.pieces.append(text)
@@ -113,7 +126,9 @@ class Output:
         return ItemChange("grow", item, text, logprobs)
 
     def _begun(self, item: OutputItem) -> Iterator[ItemChange]:
-        yield from self.end()
+        ended = [known for known in self._open if known.kind in TEXTS or is_complete(known.pieces)]
+        yield from self._end(ended)
+        self._open = [*(known for known in self._open if known.is_open), item]
         self.items.append(item)
         yield ItemChange("begin", item)
 

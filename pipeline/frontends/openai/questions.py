@@ -36,6 +36,7 @@ class Questions(NamedTuple):
         has_usage: the last part of a stream has the token counts.
         in_base64: embeddings as base64 of float32 bytes.
         body: the unchanged request.
+        is_large: an answer that repeats it is too large to be written on the event loop.
     """
 
     fields: Sequence[Fields]
@@ -45,6 +46,7 @@ class Questions(NamedTuple):
     has_usage: bool = False
     in_base64: bool = False
     body: Mapping[str, Any] = {}
+    is_large: bool = False
 
 
 def chat_questions(body: Fields, model: ModelOptions) -> Questions:

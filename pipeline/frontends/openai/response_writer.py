@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from pipeline.engine.streams.combine import size_of
 from pipeline.errors import PipelineError
 from pipeline.frontends.openai.answers import Choice, as_json, usage_of
 from pipeline.frontends.openai.errors import error_of
@@ -64,6 +63,7 @@ class ResponseWriter:
     def __init__(self, kept: KeptResponses, model_id: str, questions: Questions) -> None:
         self._kept = kept
         self._body = questions.body
+        self._is_large = questions.is_large
         self._output = Output()
         self._number = 0
         settings = {name: value for name, value in self._body.items() if value is not None}
@@ -87,7 +87,7 @@ class ResponseWriter:
     @property
     def is_short(self) -> bool:
         """Return whether the texts and the request, whose settings it repeats, are short."""
-        return self._output.size + size_of(self._body) <= SHORT_BYTES and not self._previous
+        return self._output.size < SHORT_BYTES and not self._is_large
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the response."""

@@ -12,6 +12,7 @@ from pipeline.frontends.openai.arguments import Fields
 from pipeline.frontends.openai.errors import ArgumentError, text_at, wrong_type
 from pipeline.frontends.openai.options import ModelOptions
 from pipeline.frontends.openai.questions import Questions, chat_questions
+from pipeline.proto.slices import SHORT_BYTES
 
 _DONE_HERE = frozenset(
     (
@@ -30,6 +31,7 @@ _NAMES = {  # names in this API, by their names in chats
     ".function": "",
     ".custom": "",
 }
+_PREVIOUS = "previous_response_id"
 _UNSUPPORTED = "unsupported_parameter"
 _LOGPROBS = "message.output_text.logprobs"
 _SPEAKERS = ("user", "assistant", "system", "developer")
@@ -86,12 +88,17 @@ class KeptResponses:
             self.find(response_id)
             self._size -= self._kept.pop(response_id)[1]
 
+    def is_large_before(self, body: Mapping[str, Any]) -> bool:
+        """Return whether the messages of the previous response are too many for the event loop."""
+        name = body.get(_PREVIOUS)
+        entry = self._kept.get(name) if isinstance(name, str) else None
+        return entry is not None and entry[1] > SHORT_BYTES
+
     def messages_before(self, body: Mapping[str, Any]) -> Sequence[Fields]:
         """Return the messages of the previous response. Raises ArgumentError."""
-        name = "previous_response_id"
-        if body.get(name) is None:
+        if body.get(_PREVIOUS) is None:
             return ()
-        return self.find(text_at(name, body[name]), name).messages
+        return self.find(text_at(_PREVIOUS, body[_PREVIOUS]), _PREVIOUS).messages
 
 
 class ResponseReader:
@@ -124,9 +131,11 @@ class ResponseReader:
             raise wrong_type("include", "a list", include)
         chat["logprobs"] = _LOGPROBS in include
         try:
-            return chat_questions(chat, model)._replace(body=body)
+            questions = chat_questions(chat, model)
         except ArgumentError as error:
             raise error.renamed(_NAMES) from None
+        is_large = self._kept.is_large_before(body) or size_of(body) > SHORT_BYTES
+        return questions._replace(body=body, is_large=is_large)
 
 
 def input_messages(value: Any) -> list[Fields]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from pipeline.frontends.http.routes import (
     with_head,
 )
 from pipeline.frontends.openai.answers import Payload
+from pipeline.frontends.openai.arguments import Fields
 from pipeline.frontends.openai.call import TimedCall, all_of
 from pipeline.frontends.openai.completions import CompletionEndpoint
 from pipeline.frontends.openai.describing import described
@@ -39,7 +40,7 @@ from pipeline.frontends.openai.messages import (
     message_questions,
     reply_with_error,
 )
-from pipeline.frontends.openai.models import Form, Models, ParsedRequest, Read
+from pipeline.frontends.openai.models import Form, Models, ParsedRequest, Read, is_never_large
 from pipeline.frontends.openai.options import OpenAIOptions
 from pipeline.frontends.openai.questions import (
     chat_questions,
@@ -57,7 +58,12 @@ def forms(kept: KeptResponses) -> Mapping[str, Form]:
     return {
         "/v1/chat/completions": Form("chat", chat_questions, ChatWriter),
         "/v1/completions": Form("completion", completion_questions, CompletionWriter),
-        "/v1/responses": Form("chat", ResponseReader(kept), partial(ResponseWriter, kept)),
+        "/v1/responses": Form(
+            "chat",
+            ResponseReader(kept),
+            partial(ResponseWriter, kept),
+            is_large=kept.is_large_before,
+        ),
         "/v1/messages": Form("chat", message_questions, MessageWriter, reply_with_error),
     }
 
@@ -157,7 +163,9 @@ class OpenAIRoutes:
         self, request: WebRequest, name: str, form: Form
     ) -> WebResponse | WebStream:
         """Answer a request in the form of an API, at once or in parts."""
-        parsed, left_s = await self._read(request, form.kind, form.read)
+        parsed, left_s = await self._read(
+            request, form.kind, form.read, is_large_read=form.is_large
+        )
         return await self._completion(form, request).answer(parsed, left_s)
 
     # Answers without streams ----------------------------------------------------------------
@@ -184,7 +192,12 @@ class OpenAIRoutes:
     # Reading --------------------------------------------------------------------------------
 
     async def _read(
-        self, request: WebRequest, kind: str, read: Read, takes_forms: bool = False
+        self,
+        request: WebRequest,
+        kind: str,
+        read: Read,
+        takes_forms: bool = False,
+        is_large_read: Callable[[Fields], bool] = is_never_large,
     ) -> tuple[ParsedRequest, float | None]:
         """Return a request, read and checked, and how long its client waits.
 
@@ -198,16 +211,21 @@ class OpenAIRoutes:
             raise HttpError(415, PackageError(f"send {expected}"))
         body = await request.read()
 
-        def read_body() -> ParsedRequest:
+        def fields() -> Fields:
             if takes_forms:
-                fields = fields_of_form(body, content_type, limits)
-            else:
-                fields = read_large_object(body, limits) if is_large(body) else read_object(body)
+                return fields_of_form(body, content_type, limits)
+            return read_large_object(body, limits) if is_large(body) else read_object(body)
+
+        def parsed(fields: Fields) -> ParsedRequest:
             return self._models.parse(fields, headers, kind, read)
 
-        if not is_large(body):
-            return read_body(), request.timeout_s
-        return await self._offload.run(read_body, request.timeout_s)
+        timeout_s = request.timeout_s
+        if is_large(body):
+            return await self._offload.run(lambda: parsed(fields()), timeout_s)
+        read_fields = fields()
+        if is_large_read(read_fields):
+            return await self._offload.run(partial(parsed, read_fields), timeout_s)
+        return parsed(read_fields), timeout_s
 
 
 async def _refuse_path(request: WebRequest, name: str) -> WebResponse:

@@ -27,7 +27,10 @@ class Writer(Protocol):
 
     @property
     def is_short(self) -> bool:
-        """Return whether `end` and `last` take no longer than a part: some repeat the answer."""
+        """Return whether the events around the parts take no longer than a part.
+
+        Some repeat the request or the answer.
+        """
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the answer with all choices. Raises PayloadTypeError."""

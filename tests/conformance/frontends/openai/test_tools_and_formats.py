@@ -93,6 +93,26 @@ def test_calls_of_tools(servers, at):
     assert (op.asked[-1]["tool_choice"], op.asked[-1]["tools"]) == ("required", [TOOL])
 
 
+def test_a_response_whose_calls_and_text_come_side_by_side(client):
+    parts = [SIDE_BY_SIDE[0], {"text": "so"}, *SIDE_BY_SIDE[1:], {"tool_calls": [call(0, "\n")]}]
+    tool = {"type": "function", **TOOL["function"]}
+    asked = {"model": "told", "input": json.dumps(parts), "tools": [tool]}
+    ended = {}
+    with client.responses.stream(**asked) as events:
+        for event in events:
+            if event.type == "response.output_item.done":
+                assert event.output_index not in ended
+                ended[event.output_index] = event.item.to_dict()
+            if event.type.endswith(".delta"):
+                assert event.output_index not in ended
+        output = events.get_final_response().output
+    assert [item.type for item in output] == ["function_call", "message", "function_call"]
+    assert [output[at].parsed_arguments for at in (0, 2)] == [PARIS.model_dump()] * 2
+    assert [output[at].call_id for at in (0, 2)] == ["c0", "c1"]
+    assert output[1].content[0].text == "so"
+    assert [ended[at]["arguments"].strip() for at in (0, 2)] == [TEXT, TEXT]
+
+
 def test_id_and_name_come_once_and_arguments_by_index(client):
     stream = client.chat.completions.create(**ask(*SIDE_BY_SIDE, tools=[TOOL]), stream=True)
     deltas = [each.choices[0].delta.tool_calls or [] for each in stream]

@@ -11,7 +11,9 @@ from clients.model import OPTIONS, scripted_server
 from openai_models import client_of
 from pydantic import BaseModel
 
+from pipeline.frontends.openai.models import Models
 from pipeline.frontends.openai.response_writer import ResponseWriter
+from pipeline.frontends.openai.responses import KeptResponses
 from pipeline.proto.slices import SHORT_BYTES
 
 TOOL = {
@@ -66,7 +68,8 @@ def test_a_long_response_is_written_beside_the_event_loop(client, monkeypatch):
 
     def noted(name, write):
         def writes(writer, *said):
-            ran_on[name] = threading.get_ident()
+            ran_on.setdefault(name, threading.get_ident())
+            ran_on[f"last {name}"] = threading.get_ident()
             return write(writer, *said)
 
         monkeypatch.setattr(ResponseWriter, name, writes)
@@ -76,9 +79,41 @@ def test_a_long_response_is_written_beside_the_event_loop(client, monkeypatch):
     *_, done = ask(client, stream=True)
     assert done.response.output_text == TEXT
     assert ran_on["part"] == ran_on["end"] == ran_on["last"]
+    loop = ran_on["part"]
+    ran_on.clear()
     *_, done = ask(client, stream=True, instructions="a" * SHORT_BYTES)
     assert done.response.output_text == TEXT
-    assert ran_on["part"] not in (ran_on["end"], ran_on["last"])
+    assert ran_on.pop("last part") == loop
+    assert loop not in ran_on.values()  # the first part, whose events repeat the request, neither
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_history_is_read_and_written_beside_the_event_loop(keeping, stream, monkeypatch):
+    ran_on = {}
+
+    def noted(kind, name):
+        work = getattr(kind, name)
+
+        def works(*given):
+            ran_on[name] = threading.get_ident()
+            return work(*given)
+
+        monkeypatch.setattr(kind, name, works)
+
+    noted(Models, "parse")
+    noted(KeptResponses, "add")
+    ask(keeping)
+    loop = ran_on["parse"]
+    assert ran_on["add"] == loop
+    first = ask(keeping, input="say hello " * SHORT_BYTES)
+    ran_on.clear()
+    done = ask(keeping, input="say hello", previous_response_id=first.id, stream=stream)
+    if stream:
+        *_, done = done
+        done = done.response
+    assert done.output_text == TEXT
+    assert set(ran_on) == {"parse", "add"}
+    assert loop not in ran_on.values()
 
 
 def test_one_that_is_cut_short_is_incomplete(client):

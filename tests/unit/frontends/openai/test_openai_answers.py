@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import OverloadedError, PayloadTypeError
+from pipeline.frontends.openai import answers
 from pipeline.frontends.openai.answers import (
     Choice,
     counts_of,
@@ -251,6 +252,61 @@ def test_what_parts_of_calls_are_together():
 def test_what_is_no_call(calls):
     with pytest.raises(PayloadTypeError):
         Choice(0, "text").take({"tool_calls": calls})
+
+
+@pytest.mark.parametrize("late", [" ", "\n"])
+def test_space_behind_complete_arguments_is_left_out(late):
+    begin = [call(0, "{}", id="a", name="f"), call(1, "", id="b", name="g")]
+    found = told(begin, [call(1, "{}")], [call(0, late)], [call(1, "\n")])
+    assert found[2:] == [(1, None, None, "{}"), (1, None, None, "\n")]
+
+
+def test_arguments_behind_complete_ones_are_an_error():
+    begin = [call(0, "{}", id="a", name="f"), call(1, "", id="b", name="g")]
+    with pytest.raises(
+        PayloadTypeError, match=r"tool_calls\[0\]: the arguments of call 0 had ended"
+    ):
+        told(begin, [call(0, "{")])
+
+
+def test_an_input_of_any_text_is_complete_at_the_end():
+    def part(index: int, text: str, **more: Any) -> dict[str, Any]:
+        return {"index": index, "type": "custom", "custom": {"input": text, **more}, "id": index}
+
+    choice, deltas = Choice(0, "text", in_parts=True), []
+    for index, text in ((0, "a"), (1, "b"), (0, "{}"), (1, "d")):
+        deltas.append(choice.take({"tool_calls": [part(index, text, name="f")]}))
+    deltas.append(choice.rest())
+    inputs = [
+        (one["index"], one["custom"]["input"]) for d in deltas for one in d.get("tool_calls", ())
+    ]
+    assert inputs == [(0, "a"), (0, "{}"), (1, "bd")]
+
+
+class Counted(str):
+    """A text that counts the characters that are copied where texts are added to it."""
+
+    __slots__ = ()
+    copied = 0
+
+    def __add__(self, other: str) -> Counted:
+        Counted.copied += len(self) + len(other)
+        return Counted(str(self) + str(other))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_parts_of_a_call_are_copied_once(index, monkeypatch):
+    monkeypatch.setattr(answers, "utf8_text", lambda text: text)
+    choice, count = Choice(0, "text", in_parts=True), 1000
+    Counted.copied = 0
+    deltas = [choice.take({"tool_calls": [call(0, Counted("["), id="a", name="f")]})]
+    for at in range(count):
+        names = {"name": "g", "id": "b"} if index and not at else {}
+        part = call(index, Counted("0123456789"), **names)
+        deltas.append(choice.take({"tool_calls": [part]}))
+    whole = joined([*deltas, choice.rest()])["tool_calls"]
+    assert len(whole[index]["function"]["arguments"]) == 10 * count + (not index)
+    assert Counted.copied == 0
 
 
 def test_a_custom_tool_has_an_input():

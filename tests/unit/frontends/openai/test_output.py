@@ -65,6 +65,36 @@ def test_steps_of_items():
     assert [item.text for item in output.items] == ["hm", "ab", "{}", '{"a": 1}', "no"]
 
 
+def test_a_text_inside_of_a_call_ends_neither():
+    output, choice = Output(), Choice(0, "text", in_parts=True)
+    parts = [
+        {"tool_calls": [{"index": 0, "id": "c0", "function": {"name": "f", "arguments": "{"}}]},
+        {"text": "a"},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
+        {"text": "b"},
+        {"refusal": "no"},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "\n"}}]},
+    ]
+    steps = [step for part in parts for step in output.take(choice.take(part))]
+    told = [(act, item.index, text) for act, item, text, _ in [*steps, *output.end()]]
+    assert told == [
+        ("begin", 0, ""),
+        ("grow", 0, "{"),
+        ("begin", 1, ""),
+        ("grow", 1, "a"),
+        ("grow", 0, "}"),
+        ("grow", 1, "b"),
+        ("end", 0, ""),
+        ("end", 1, ""),
+        ("begin", 2, ""),
+        ("grow", 2, "no"),
+        ("end", 2, ""),
+    ]
+    assert [item.text for item in output.items] == ["{}", "ab", "no"]
+    with pytest.raises(PayloadTypeError, match="arguments of call 0 had ended"):
+        list(output.take({"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}))
+
+
 def test_events_of_a_response_have_numbers_and_places():
     writer, (choice, deltas) = ResponseWriter(KeptResponses(0), "m", Questions([])), taken()
     written = b"".join(writer.part(choice, delta) for delta in deltas)
@@ -102,7 +132,7 @@ def test_a_response_is_short_until_its_text_is_long():
     assert writer.is_short
     writer.part(choice, {"text": "a" * SHORT_BYTES})
     assert not writer.is_short
-    asked = Questions([], body={"instructions": "a" * SHORT_BYTES})
+    asked = Questions([], is_large=True)
     assert not ResponseWriter(KeptResponses(0), "m", asked).is_short
 
 
