@@ -20,7 +20,7 @@ Read = Callable[[Fields, ModelOptions], Questions]
 
 
 def is_never_large(fields: Fields) -> bool:
-    """Return that the body of a request is all that there is to read."""
+    """Return that a request stands for nothing but its body."""
     return False
 
 
