@@ -13,6 +13,7 @@ from pipeline.frontends.openai.errors import error_of
 from pipeline.frontends.openai.output import TEXTS, ItemChange, Output, OutputItem, exhaust
 from pipeline.frontends.openai.questions import Questions
 from pipeline.frontends.openai.responses import (
+    ECHOED,
     KeptResponse,
     KeptResponses,
     input_messages,
@@ -32,21 +33,6 @@ _TYPES: Final[Mapping[str, tuple[str, str, str]]] = {  # by kind: type and id of
 }
 _WRITTEN = {"function": "arguments", "custom": "input"}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-_ECHOED: Final[Mapping[str, Any]] = {
-    "instructions": None,
-    "max_output_tokens": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None},
-    "temperature": 1.0,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_p": 1.0,
-    "truncation": "disabled",
-    "user": None,
-}
 
 
 class ResponseWriter:
@@ -81,7 +67,7 @@ class ResponseWriter:
             "output": [],
             "store": self._is_kept,
             "usage": None,
-            **{name: settings.get(name, usual) for name, usual in _ECHOED.items()},
+            **{name: settings.get(name, usual) for name, usual in ECHOED.items()},
         }
 
     @property

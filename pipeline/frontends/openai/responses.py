@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import orjson
 
 from pipeline.engine.streams.combine import size_of
 from pipeline.frontends.openai.arguments import Fields
@@ -31,6 +33,23 @@ _NAMES = {  # names in this API, by their names in chats
     ".function": "",
     ".custom": "",
 }
+ECHOED: Final[Mapping[str, Any]] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
+"""Settings of a request that its response repeats, with their defaults."""
+
 _PREVIOUS = "previous_response_id"
 _UNSUPPORTED = "unsupported_parameter"
 _LOGPROBS = "message.output_text.logprobs"
@@ -134,6 +153,11 @@ class ResponseReader:
             questions = chat_questions(chat, model)
         except ArgumentError as error:
             raise error.renamed(_NAMES) from None
+        for name in ECHOED.keys() & body.keys():
+            try:
+                orjson.dumps(body[name])
+            except TypeError as error:
+                raise ArgumentError(f"{name} cannot be repeated: {error}", name) from None
         is_large = self._kept.is_large_before(body) or size_of(body) > SHORT_BYTES
         return questions._replace(body=body, is_large=is_large)
 

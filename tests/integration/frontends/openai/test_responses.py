@@ -116,6 +116,15 @@ def test_a_long_history_is_read_and_written_beside_the_event_loop(keeping, strea
     assert loop not in ran_on.values()
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_output_tokens", 2**70), ("metadata", {"a": [2**64]})]
+)
+def test_a_number_that_no_response_can_repeat_is_refused(client, name, value):
+    with pytest.raises(openai.BadRequestError, match="Integer exceeds 64-bit range") as error:
+        ask(client, **{name: value})
+    assert error.value.param == name
+
+
 def test_one_that_is_cut_short_is_incomplete(client):
     done = ask(client, max_output_tokens=2)
     assert (done.output_text, done.status) == ("Hello from", "incomplete")
