@@ -10,8 +10,9 @@ import (
 // or Observe if the request only reads.
 var (
 	healthPath  = regexp.MustCompile(`^/(?:v2/)?health/(?:live|ready)$|^/healthz?$|^` + modelPath + `/ready$`)
-	inferPath   = regexp.MustCompile(`^` + modelPath + `/(?:infer|generate|generate_stream)$|^/api/[^/]+$|^/v1/(?:chat/completions|completions|embeddings)$`)
-	knowPath    = regexp.MustCompile(`^/v2/?$|^` + modelPath + `(?:/config)?$|^/v1/models(?:/.+)?$|^/openapi\.json$|^/docs(?:[./_-][A-Za-z0-9._-]*)?$|^/api$`)
+	inferPath   = regexp.MustCompile(`^` + modelPath + `/(?:infer|generate|generate_stream)$|^/api/[^/]+$|^/v1/(?:chat/completions|completions|embeddings|responses|messages|audio/transcriptions|images/generations)$`)
+	knowPath    = regexp.MustCompile(`^/v2/?$|^` + modelPath + `(?:/config)?$|^/v1/models(?:/.+)?$|^/api/[^/]+/ws$|^/openapi\.json$|^/docs(?:[./_-][A-Za-z0-9._-]*)?$|^/api$`)
+	keptPath    = regexp.MustCompile(`^/v1/responses/[^/]+$`)
 	observePath = regexp.MustCompile(`^/v2/repository/index$`)
 )
 
@@ -53,6 +54,8 @@ func OfRequest(method, target string, isInference bool) Role {
 	case method == http.MethodOptions || isAsking && healthPath.MatchString(path):
 		return Open
 	case method == http.MethodPost && (isInference || inferPath.MatchString(path)):
+		return Infer
+	case (isAsking || method == http.MethodDelete) && keptPath.MatchString(path):
 		return Infer
 	case isAsking && knowPath.MatchString(path) && !strings.HasSuffix(path, "/stats"):
 		return Infer

@@ -184,13 +184,16 @@ func (x *exchange) refuse(answer *failure.Error) {
 	if answer.Allow != "" {
 		header.Set("Allow", answer.Allow)
 	}
-	if answer.RetryAfter > 0 {
-		header.Set("Retry-After", strconv.Itoa(answer.RetryAfter))
+	body, after := x.body, answer.RetryAfter
+	if path := rawTarget(x.request); isOpenAI(path) {
+		body, after = bodyFor(path, answer), min(after, longestRetry)
+	}
+	if after > 0 {
+		header.Set("Retry-After", strconv.Itoa(after))
 	}
 	if answer.MustClose && x.request.ProtoMajor == 1 { // of HTTP/2 the stream ends, others continue
 		header.Set("Connection", "close")
 	}
-	body := x.body
 	if body == nil {
 		body = answer.Body()
 	}

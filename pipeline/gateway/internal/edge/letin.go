@@ -3,6 +3,7 @@ package edge
 import (
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"pipeline/gateway/internal/access"
@@ -45,14 +46,26 @@ func targetOf(r *http.Request) string {
 	return "" // the absolute form: for callers that may do anything
 }
 
+// isOpenAI says whether a path is one of OpenAI's API, whose clients read all errors in its form.
+func isOpenAI(path string) bool { return strings.HasPrefix(path, "/v1/") }
+
+// longestRetry is the longest Retry-After, in seconds, that clients of OpenAI's API obey.
+const longestRetry = 60
+
 // bodyFor returns a refusal as the protocol of a path has it; nil: as ours.
 func bodyFor(path string, refused *failure.Error) []byte {
 	var said any
 	switch {
 	case strings.HasPrefix(path, "/v2"):
 		said = map[string]string{"error": refused.Text}
-	case strings.HasPrefix(path, "/v1/"):
-		said = map[string]any{"error": map[string]any{"message": refused.Text, "type": "invalid_request_error", "code": refused.ErrNo}}
+	case isOpenAI(path):
+		kind := "invalid_request_error"
+		if refused.Status >= http.StatusInternalServerError {
+			kind = "server_error"
+		} else if refused.Status == http.StatusTooManyRequests {
+			kind = "rate_limit_error"
+		}
+		said = map[string]any{"type": "error", "error": map[string]any{"message": refused.Text, "type": kind, "param": nil, "code": strconv.Itoa(int(refused.ErrNo))}}
 	default:
 		return nil
 	}

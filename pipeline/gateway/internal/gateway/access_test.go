@@ -58,7 +58,9 @@ func TestOnlyCallersThatAreNamedComeIn(t *testing.T) {
 		{"GET", "/metrics", root, 200, `pipeline_gateway_admissions_total{caller="alice",outcome="forbidden"} 1`},
 		{"POST", "/v2/repository/models/m/load", alice, 403, `{"error":"caller alice may not do this: it takes the role admin"}`},
 		{"POST", "/v2/repository/models/m/load", root, 200, ""},
-		{"POST", "/v1/completions", nil, 401, `"message":"this is for callers`},
+		{"POST", "/v1/completions", nil, 401, `{"error":{"code":"3010","message":"this is for callers`},
+		{"POST", "/v1/responses", alice, 200, ""},
+		{"POST", "/v1/none", alice, 403, `"type":"invalid_request_error"`},
 		{"GET", "/v2/models/m", nil, 401, `{"error":`},
 	} {
 		got := g.ask(t, each.method, each.path, gatewaytest.Pair, each.header...)
@@ -116,6 +118,8 @@ func TestBytesAreLimitedBeforeTheyAreRead(t *testing.T) {
 	}
 	got := g.raw(t, "POST /svc/p HTTP/1.1\r\nHost: h\r\nContent-Length: 990\r\n\r\n") // and nothing of it
 	gatewaytest.WantIn(t, got, "HTTP/1.1 429 ", "Retry-After: 3600\r\n", `"err_no":3012`)
+	got = g.raw(t, "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 990\r\n\r\n")
+	gatewaytest.WantIn(t, got, "HTTP/1.1 429 ", "Retry-After: 60\r\n", `"type":"rate_limit_error"`)
 }
 
 func TestWhatACallerHoldsIsBounded(t *testing.T) {

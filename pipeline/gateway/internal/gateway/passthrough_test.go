@@ -278,6 +278,9 @@ func TestWithoutABackendOtherPathsSaySo(t *testing.T) {
 	g := start(t, nil, "--backend", nobody+"/1")
 	g.ask(t, "GET", "/v2", "").isRefusal(t, 503, 3001, "no backend is up: "+nobody)
 	g.ask(t, "POST", "/v2", "body").isRefusal(t, 503, 3001, "no backend is up: "+nobody)
+	if got := g.ask(t, "POST", "/v1/completions", "body"); got.status != 503 || !strings.Contains(got.body, `"type":"server_error"`) {
+		t.Errorf("%d %s", got.status, got.body)
+	}
 	g.post(t, "{").isRefusal(t, 400, 8000, "does not fit")
 }
 
