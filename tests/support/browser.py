@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import select
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,15 +38,11 @@ _FLAGS = (
 )
 
 
-class Browser:
-    """One tab, as a context manager. `complaints` are what its console and its policy said."""
+class Chromium:
+    """A process of Chromium, as a context manager."""
 
-    def __init__(self, width: int = 1280, height: int = 800, is_dark: bool = False) -> None:
-        self.complaints: list[str] = []
-        self._size = {"width": width, "height": height}
-        self._is_dark = is_dark
+    def __init__(self) -> None:
         self._next_id = 0
-        self._session: str | None = None
         self._buffer = b""
 
     def __enter__(self) -> Self:
@@ -66,7 +64,6 @@ class Browser:
         )
         os.close(to_browser)
         os.close(from_browser)
-        self._open_tab()
         return self
 
     def __exit__(
@@ -75,7 +72,6 @@ class Browser:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._session = None
         try:
             if kind is None:
                 self.call("Browser.close")
@@ -91,16 +87,79 @@ class Browser:
                 self._process.wait()
             self._home.cleanup()
 
-    def _open_tab(self) -> None:
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-        self.resize(**self._size)
-        scheme = "dark" if self._is_dark else "light"
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.call("Emulation.setEmulatedMedia", features=[feature])
+    # The protocol: JSON texts that end with a zero byte ------------------------------------
+
+    def call(
+        self, method: str, tab: Browser | None = None, params: dict[str, Any] | None = None
+    ) -> Any:
+        """Send a command, and wait for the answer; the tab takes the events that come before."""
+        self._next_id += 1
+        message = {"id": self._next_id, "method": method, "params": params or {}}
+        if tab is not None:
+            message["sessionId"] = tab.session
+        os.write(self._out, json.dumps(message).encode() + b"\0")
+        while (answer := self._read()).get("id") != self._next_id:
+            if tab is not None and answer.get("sessionId") == tab.session:
+                tab.look_at(answer)
+        assert "error" not in answer, (method, answer["error"])
+        return answer["result"]
+
+    def _read(self) -> Any:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._in], [], [], PATIENCE_S)
+            assert ready, "the browser says nothing"
+            piece = os.read(self._in, 1 << 20)
+            assert piece, "the browser has ended"
+            self._buffer += piece
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(message)
+
+
+_shared: Chromium | None = None
+
+
+@contextlib.contextmanager
+def shared_chromium() -> Iterator[None]:
+    """Start a process whose tabs all Browsers of this block are."""
+    global _shared
+    with Chromium() as _shared:
+        yield
+    _shared = None
+
+
+class Browser:
+    """One tab, as a context manager, which shares no state with others.
+
+    `complaints` are the messages of its console and its policy.
+    """
+
+    def __init__(self, width: int = 1280, height: int = 800, is_dark: bool = False) -> None:
+        self.complaints: list[str] = []
+        self.session = ""
+        self._size = {"width": width, "height": height}
+        self._is_dark = is_dark
+        self._closing = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with self._closing:
+            self._chromium = chromium = _shared or self._closing.enter_context(Chromium())
+            context = chromium.call("Target.createBrowserContext")
+            self._closing.callback(chromium.call, "Target.disposeBrowserContext", params=context)
+            page = {"url": "about:blank", **context}
+            target = chromium.call("Target.createTarget", params=page)
+            attached = chromium.call("Target.attachToTarget", params={**target, "flatten": True})
+            self.session = attached["sessionId"]
+            for domain in ("Page", "Runtime", "Log", "Network"):
+                self.call(f"{domain}.enable")
+            self.resize(**self._size)
+            scheme = "dark" if self._is_dark else "light"
+            feature = {"name": "prefers-color-scheme", "value": scheme}
+            self.call("Emulation.setEmulatedMedia", features=[feature])
+            self._closing = self._closing.pop_all()
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._closing.__exit__(*failure)
 
     # The calls of tests ------------------------------------------------------------------
 
@@ -151,31 +210,12 @@ class Browser:
         data = self.call("Page.captureScreenshot", captureBeyondViewport=is_whole)["data"]
         path.write_bytes(base64.b64decode(data))
 
-    # The protocol: JSON texts that end with a zero byte ------------------------------------
-
     def call(self, method: str, **params: Any) -> Any:
-        """Ask, and wait for the answer; what happens meanwhile is looked at for complaints."""
-        self._next_id += 1
-        message = {"id": self._next_id, "method": method, "params": params}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        while (answer := self._read()).get("id") != self._next_id:
-            self._look_at(answer)
-        assert "error" not in answer, (method, answer["error"])
-        return answer["result"]
+        """Have the tab do a command, and return its answer."""
+        return self._chromium.call(method, self, params)
 
-    def _read(self) -> Any:
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._in], [], [], PATIENCE_S)
-            assert ready, "the browser says nothing"
-            piece = os.read(self._in, 1 << 20)
-            assert piece, "the browser is gone"
-            self._buffer += piece
-        message, _, self._buffer = self._buffer.partition(b"\0")
-        return json.loads(message)
-
-    def _look_at(self, event: Any) -> None:
+    def look_at(self, event: Any) -> None:
+        """Remember a complaint."""
         params = event.get("params", {})
         if event.get("method") == "Log.entryAdded":
             self.complaints.append(params["entry"]["text"])

@@ -10,10 +10,17 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM, Browser, shared_chromium
 from typed_api import typed_server
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def chromium():
+    with shared_chromium():
+        yield
+
 
 PICTURE = (
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEklEQVR4nGP4//8/A27AwDC0AQD9AgPAT8k3WwAAAABJ"

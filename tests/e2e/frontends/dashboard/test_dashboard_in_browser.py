@@ -9,13 +9,20 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM, Browser, shared_chromium
 from played_page import MS, Played, graph_of, op_state, request, served, turn
 
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.state import SequencesState
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def chromium():
+    with shared_chromium():
+        yield
+
 
 DIAMOND = (("", "cut"), ("cut", "left"), ("cut", "right"), ("left", "join"), ("right", "join"))
 EVIL = '"><img src=x onerror="window.bitten=1"><script>window.bitten=1</script>'

@@ -6,11 +6,18 @@ import contextlib
 import json
 
 import pytest
-from browser import CHROMIUM, Browser
+from browser import CHROMIUM, Browser, shared_chromium
 from doubles import http
 from repositories import add_ensemble, add_identity, control, infer, serving
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def chromium():
+    with shared_chromium():
+        yield
+
 
 EVIL = '<img src=x onerror="window.bitten=1">'
 
