@@ -39,7 +39,7 @@ CONFIG: dict[str, Any] = {
 WORK_MS = {"tokens": 0.6, "bow": 1.2, "cnn": 3.0, "lstm": 7.0, "combine": 0.3}
 
 
-class PlayedOp(Op):
+class FakeOp(Op):
     """Sleeps where a model would work."""
 
     def process(self, feed_batch: Any, typical_logid: Any = 0) -> Any:
@@ -49,7 +49,7 @@ class PlayedOp(Op):
         return feed_batch
 
 
-class CombineOp(PlayedOp):
+class CombineOp(FakeOp):
     """Reads three others."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
@@ -58,8 +58,8 @@ class CombineOp(PlayedOp):
 
 def demo_server() -> PipelineServer:
     """A server like that of the IMDB example, with one Op that holds the others up."""
-    tokens = PlayedOp("tokens", [RequestOp()])
-    models = [PlayedOp(name, [tokens]) for name in ("bow", "cnn", "lstm")]
+    tokens = FakeOp("tokens", [RequestOp()])
+    models = [FakeOp(name, [tokens]) for name in ("bow", "cnn", "lstm")]
     server = PipelineServer("sentiment")
     server.set_response_op(ResponseOp([CombineOp("combine", models)]))
     server.prepare_server(yml_dict=CONFIG)

@@ -19,7 +19,7 @@ from pipeline.config import registry
 from pipeline.engine import request
 from pipeline.runtime.replicas import grpc_is_used
 
-pytest_plugins = ["dropin_fixtures", "gateway_fixtures", "nursery_fixtures"]
+pytest_plugins = ["dropin_fixtures", "gateway_fixtures", "zygote_fixtures"]
 
 # No test asserts a time, not even by accident: the machines are shared.
 hypothesis.settings.register_profile(  # nothing that a busy machine decides

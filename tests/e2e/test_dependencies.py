@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clean_install import Stranger, package
 from paths import ROOT
-from stranger import Stranger, package
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = ("onnx", "paddle", "otel", "ocr")

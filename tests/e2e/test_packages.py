@@ -12,8 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from clean_install import Stranger, package
 from paths import ROOT
-from stranger import Stranger, package
 
 from pipeline.gateway.build import BINARY, GO_BIN
 

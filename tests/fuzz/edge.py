@@ -30,10 +30,10 @@ import grpc
 import h2.connection
 import h2.events
 import h2.exceptions
+from conformance_dialogue import normal, same
 from conformance_gateway import PATIENT, both_ports, gateway_before
 from conformance_grpc import INFERENCE, UNLIMITED
 from conformance_server import Holder, conformance_server
-from conformance_talk import normal, same
 from raw_http import Answer, _Unclosable
 
 from fuzz.edge_cases import GrpcCase, HttpCase, grpc_case, http_case

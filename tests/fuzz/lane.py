@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from doubles import run_virtual
+from fake_transport import connect
 from hostile import mutated
-from played_http import connect
 
 from pipeline.engine.request import RequestTarget, ResponseSink
 from pipeline.errors import OverloadedError

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from doubles import Engine, Tag, run_virtual
-from offered import ANSWERED, REFUSED, TOO_LATE, Load
+from offered_load import ANSWERED, REFUSED, TOO_LATE, Load
 
 from pipeline import Answer, Goto, Op, RequestOp
 from pipeline.caches.local import LocalCache, LocalOptions

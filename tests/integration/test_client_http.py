@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from answering import Answering, Answers, answering_all
+from raw_server import Answering, Answers, answering_all
 
 from pipeline import AsyncPipelineClient, PipelineClient
 from pipeline.client_http import AsyncHttpChannel, HttpChannel, services_of

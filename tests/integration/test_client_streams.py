@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from doubles import chain, server_for, wait_until
-from speaking import Stage, speaking
+from streaming_http import Stage, speaking
 
 from pipeline import AsyncPipelineClient, PipelineClient, PipelineServer
 from pipeline.errors import (

@@ -8,6 +8,23 @@ import struct
 import zlib
 from dataclasses import replace
 
+from conformance_dialogue import (
+    CONTINUE,
+    END,
+    HANG_UP,
+    TEXT,
+    Case,
+    ErrorBody,
+    Expected,
+    Holding,
+    answers,
+    ask,
+    different,
+    fail,
+    line,
+    refused,
+    simple,
+)
 from conformance_http import (
     CHUNKS,
     ECHO,
@@ -18,31 +35,14 @@ from conformance_http import (
     nowhere,
 )
 from conformance_server import LIMIT
-from conformance_talk import (
-    CONTINUE,
-    END,
-    HANG_UP,
-    TEXT,
-    Case,
-    Expected,
-    Holding,
-    Told,
-    answers,
-    ask,
-    different,
-    line,
-    refused,
-    simple,
-    told,
-)
 from raw_http import chunked
 
 # Sizes --------------------------------------------------------------------------------------
 
-_LARGE = told(
+_LARGE = fail(
     8000, f"the request is larger than max_message_bytes ({LIMIT} bytes)", 413, connection=None
 )
-_LARGE_AND_CLOSED = told(8000, _LARGE.body.text, 413, connection="close")
+_LARGE_AND_CLOSED = fail(8000, _LARGE.body.text, 413, connection="close")
 _AT_LIMIT = b" " * (LIMIT - 2) + b"{}"
 _ZEROS = b'{"tensors": [{"float64_data": [' + b"0," * 800_000 + b"0]}]}"
 _CHARACTERS = 4 * 2**20 + 1000  # more than gRPC takes by default
@@ -123,7 +123,7 @@ _CONNECTIONS = (
          (ask(b"", _WAITS, length=LIMIT + 1), _LARGE_AND_CLOSED, END)),
     Case("a caller that asks before it sends is spared a body for nobody",
          (ask(b"", _WAITS, length=2, path="/conf/told/x"),
-          told(3002, "no such path: /conf/told/x; POST /<name>/<method>", 404, connection="close"),
+          fail(3002, "no such path: /conf/told/x; POST /<name>/<method>", 404, connection="close"),
           END)),
     Case("a caller that asks before it sends is spared a body by another method",
          (ask(b"", _WAITS, length=2, method="PUT"), not_allowed("PUT", connection="close"), END)),
@@ -136,14 +136,14 @@ _CONNECTIONS = (
          (ask(ECHO, "Connection: Upgrade", "Upgrade: websocket"), ECHOED, ask(ECHO), ECHOED)),
     Case("an offer of an unknown protocol",
          (ask(ECHO, "Connection: Upgrade", "Upgrade: web\xd5", path="/conf/told/x"),
-          told(3002, "no such path: /conf/told/x; POST /<name>/<method>", 404),
+          fail(3002, "no such path: /conf/told/x; POST /<name>/<method>", 404),
           ask(ECHO), ECHOED)),
 )  # fmt: skip
 
 
 # Deadlines ----------------------------------------------------------------------------------
 
-_EXPIRED = told(6000, "(data_id=N log_id=0) the request's deadline passed before it was answered.")
+_EXPIRED = fail(6000, "(data_id=N log_id=0) the request's deadline passed before it was answered.")
 
 _DEADLINES = (
     *(
@@ -158,7 +158,7 @@ _DEADLINES = (
     ),
     simple("the log id of who was too late",
            ask('{"logid": "7"}', "Grpc-Timeout: 30m", path="/conf/hold"),
-           told(6000, _EXPIRED.body.text.replace("log_id=0", "log_id=7"))),
+           fail(6000, _EXPIRED.body.text.replace("log_id=0", "log_id=7"))),
     *(
         simple(f"Grpc-Timeout: {value!r}, no deadline", ask(ECHO, f"Grpc-Timeout: {value}"),
                refused("invalid Grpc-Timeout"))
@@ -186,18 +186,18 @@ def _raises(code: int, text: str) -> bytes:
 
 
 _ERRORS = (
-    simple("an Op that raises", ask(path="/conf/raise"), Expected(200, told(
+    simple("an Op that raises", ask(path="/conf/raise"), Expected(200, fail(
         10000, "Log_id: 0  Raise_msg: ValueError: of the user  ClassName: Does.preprocess"
                "  FunctionName: preprocess").body)),
-    simple("an Op over its limit", ask(path="/conf/optimeout"), told(
+    simple("an Op over its limit", ask(path="/conf/optimeout"), fail(
         6000, "[does] failed to predict. (data_id=N log_id=0) [does|N] Failed to process(batch: "
               "[N]): exceeded retry count. Please check the input dict and checkout "
               "PipelineServingLogs/pipeline.log for more details.")),
     simple("a pack method that gives no Response", ask(path="/conf/wrong"),
-           told(8000, "pack_response_package returned dict, not a Response", 500)),
+           fail(8000, "pack_response_package returned dict, not a Response", 500)),
     *(
         simple(f"the product's error {code} {text[:10]!r}, {how}",
-               ask(_raises(code, text), path=f"/conf/{how}"), told(code, text or "ProductError"))
+               ask(_raises(code, text), path=f"/conf/{how}"), fail(code, text or "ProductError"))
         for how in ("product", "returned")
         for code, text in (
             (51, "no face ☺ 漢字"), (99, ""), (51, "nul \x00 \n\t\""), (-(2**31), "the least"),
@@ -207,7 +207,7 @@ _ERRORS = (
         )
     ),
     simple("a code that the wire cannot hold", ask(_raises(2**31, "far out"), path="/conf/product"),
-           told(50, "[2147483648] far out")),
+           fail(50, "[2147483648] far out")),
 )  # fmt: skip
 
 
@@ -231,7 +231,7 @@ _SITE = "a site of the server's HTTP port, which that gateway does not know"
 
 
 def _site(name: str, raw: bytes, expected: Expected) -> Case:
-    nobody = None if expected.to == "HEAD" else Told(3002, "no such path", is_parsers=True)
+    nobody = None if expected.to == "HEAD" else ErrorBody(3002, "no such path", is_parsers=True)
     nowhere_else = Expected(404, nobody, connection=None, to=expected.to)
     return Case(name, (raw, expected), grpc_only=(raw, nowhere_else), why=_SITE)
 
@@ -293,7 +293,7 @@ CALL_DIFFERENT = (
                        content_type=f"{_METRICS}; escaping=underscores"),
               "the gateway has figures of its own"),
     different("an answer that is larger than max_message_bytes", _LARGEST, _LARGEST_ANSWER,
-              Expected(500, Told(8000, "larger", is_parsers=True)),
+              Expected(500, ErrorBody(8000, "larger", is_parsers=True)),
               "gRPC has a limit for answers; the door, and its inner twin, have none",
               own=(_LARGEST, _LARGEST_ANSWER)),
 )  # fmt: skip

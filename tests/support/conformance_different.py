@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from conformance_http import CHUNKS, ECHO, ECHOED, at, not_allowed, nowhere
-from conformance_talk import (
+from conformance_dialogue import (
     END,
     Case,
+    ErrorBody,
     Expected,
-    Told,
     and_close,
     answers,
     ask,
     different,
+    fail,
     line,
     refused,
-    told,
 )
+from conformance_http import CHUNKS, ECHO, ECHOED, at, not_allowed, nowhere
 from raw_http import chunked
 
 _BAD_HTTP = refused("this is not a valid HTTP/1.1 request", connection="close")
-_HEAD_TOO_LONG = told(
+_HEAD_TOO_LONG = fail(
     8000, "the request's header fields are longer than 65536 bytes", 431, connection="close"
 )
 
@@ -117,7 +117,7 @@ HTTP_EDGE_CASES = (
         "CONNECT",
         (
             b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n",
-            told(8000, "method CONNECT: this is not a proxy", 405, connection="close"),
+            fail(8000, "method CONNECT: this is not a proxy", 405, connection="close"),
             END,
         ),
     ),
@@ -167,7 +167,7 @@ HTTP_DIFFERENT = (
         "a host without a path",
         (ask(path="http://x"), _BAD_HTTP, END),
         gateway=(ask(path="http://x"), not_allowed("POST", "GET, HEAD")),
-        grpc_only=(ask(path="http://x"), Expected(404, Told(3002, "no such path", True))),
+        grpc_only=(ask(path="http://x"), Expected(404, ErrorBody(3002, "no such path", True))),
         why="to net/http it is the path /, where the server has its page",
     ),
     _only_door(

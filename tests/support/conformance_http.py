@@ -7,20 +7,20 @@ import json
 import zlib
 from typing import Any
 
-from conformance_server import NAME
-from conformance_talk import (
+from conformance_dialogue import (
     END,
     Case,
+    ErrorBody,
     Expected,
-    Told,
     and_close,
     answers,
     ask,
+    fail,
     line,
     refused,
     simple,
-    told,
 )
+from conformance_server import NAME
 from raw_http import chunked
 
 ECHO = b'{"key": ["a"], "value": ["1"]}'
@@ -38,20 +38,20 @@ def _told(method: str = "told", logid: int = 0, clientip: str = "") -> Expected:
 
 def nowhere(path: str) -> Expected:
     """Where there is nothing; who answers before it has read the body may hang up."""
-    return told(3002, f"no such path: {path}; POST /<name>/<method>", 404, connection=None)
+    return fail(3002, f"no such path: {path}; POST /<name>/<method>", 404, connection=None)
 
 
 def _no_service(name: str) -> Expected:
     text = f"Service name error. This server is {NAME!r}, the request names {name!r}."
-    return told(3002, f"Failed to inference: {text}")
+    return fail(3002, f"Failed to inference: {text}")
 
 
 def not_allowed(method: str, allowed: str = "POST", **more: Any) -> Expected:
     text = f"method {method} is not allowed here: use {allowed}"
-    return told(3000, text, 405, allow=allowed, **more)
+    return fail(3000, text, 405, allow=allowed, **more)
 
 
-_NO_PROBE = told(3002, "no such path; GET /health/live or /health/ready", 404)
+_NO_PROBE = fail(3002, "no such path; GET /health/live or /health/ready", 404)
 _OK = Expected(200, {"status": "ok"})
 
 
@@ -112,7 +112,7 @@ _PATHS = (
 
 def _no_text(path: str, expected: Expected) -> Case:
     raw = ask(ECHO, path=path)
-    no_path = Expected(404, Told(3002, "no such path", is_parsers=True))
+    no_path = Expected(404, ErrorBody(3002, "no such path", is_parsers=True))
     return Case(f"POST {path}", (raw, expected), grpc_only=(raw, no_path), why=_NO_TEXT)
 
 
@@ -217,8 +217,8 @@ _HEADERS = (
     simple("JSON of a page from elsewhere",
            ask(ECHO, "Origin: http://x", "Content-Type: application/json"), ECHOED),
     simple("a page of this host", ask(ECHO, "Origin: https://LocalHost:443"), ECHOED),
-    Case("a page from elsewhere", (_ELSEWHERE, told(3002, _NO_PAGE.format(_ALLOWED), 403)),
-         grpc_only=(_ELSEWHERE, told(3002, _NO_PAGE.format(""), 403)),
+    Case("a page from elsewhere", (_ELSEWHERE, fail(3002, _NO_PAGE.format(_ALLOWED), 403)),
+         grpc_only=(_ELSEWHERE, fail(3002, _NO_PAGE.format(""), 403)),
          why="that gateway knows no allowed_hosts"),
 )  # fmt: skip
 

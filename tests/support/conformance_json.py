@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from conformance_dialogue import EMPTY_TENSOR, Case, Expected, answers, ask, refused, simple
 from conformance_numbers import LENIENT, MISFIT, NOT_JSON, one_tensor
-from conformance_talk import EMPTY_TENSOR, Case, Expected, answers, ask, refused, simple
 
 
 def body(name: str, sent: str | bytes, expected: Expected, **more: Any) -> Case:

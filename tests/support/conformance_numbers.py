@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance_talk import EMPTY_TENSOR, Case, Expected, answers, ask, different, refused, simple
+from conformance_dialogue import (
+    EMPTY_TENSOR,
+    Case,
+    Expected,
+    answers,
+    ask,
+    different,
+    refused,
+    simple,
+)
 
 NOT_JSON = "the request is not JSON"
 MISFIT = "the request does not fit its message"
@@ -20,10 +29,10 @@ def one_tensor(**fields: Any) -> Expected:
     return answers(tensors=[{**EMPTY_TENSOR, **fields}])
 
 
-def takes(field: str, sent: str, told: Any, name: str = "") -> Case:
-    """A tensor's field that is read as `told`."""
+def takes(field: str, sent: str, value: Any, name: str = "") -> Case:
+    """A tensor's field that is read as `value`."""
     raw = ask(_tensor(field, sent))
-    expected = one_tensor(**{field: told})
+    expected = one_tensor(**{field: value})
     return simple(name or f"{field} {sent[:60]}", raw, expected)
 
 
@@ -32,10 +41,10 @@ def misfits(field: str, sent: str, name: str = "") -> Case:
     return simple(name or f"{field} {sent[:60]}", ask(_tensor(field, sent)), refused(MISFIT))
 
 
-def leniently(field: str, sent: str, told: Any) -> Case:
+def leniently(field: str, sent: str, value: Any) -> Case:
     """What the door reads and a gateway, if there is no door to ask, does not."""
     raw = ask(_tensor(field, sent))
-    taken = one_tensor(**{field: told})
+    taken = one_tensor(**{field: value})
     return simple(f"{field} {sent}", raw, taken, grpc_only=(raw, refused("")), why=LENIENT)
 
 
@@ -236,7 +245,7 @@ _DOUBTED = f"{_EXACT}; of which it is not known any more which integer was writt
 
 
 def _read_otherwise(field: str, sent: str, door: Any, gateway: Any) -> Case:
-    taken, other = (one_tensor(**{field: told}) for told in (door, gateway))
+    taken, other = (one_tensor(**{field: value}) for value in (door, gateway))
     return different(f"{field} {sent}", ask(_tensor(field, sent)), taken, other, _EXACT)
 
 
@@ -253,8 +262,8 @@ NUMBER_DIFFERENT = (
     _read_otherwise("float_data", "[1.000000059604644775390625000001]", [1.0], [1.0000001]),
     _only_exactly("float_data", "[3.4028235677973366e38]", [3.4028235e38], _EXACT),
     *(
-        _only_exactly("int64_data", sent, [told], _DOUBTED)
-        for sent, told in (
+        _only_exactly("int64_data", sent, [value], _DOUBTED)
+        for sent, value in (
             ("[1e18]", "1000000000000000000"),
             ('["1e18"]', "1000000000000000000"),
             ("[9007199254740992.0]", "9007199254740992"),

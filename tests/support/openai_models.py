@@ -72,7 +72,7 @@ class SaysByWord(Says):
             yield {**answer, "text": f" {word}", "completion_tokens": at + 1}, None, ""
 
 
-class SaysAsTold(Op):
+class SaysPrompt(Op):
     """Answers a chat with the parts that its last message has, a JSON list of dicts.
 
     A part that is a text is an error. What it was asked is in `asked`.
@@ -94,7 +94,7 @@ class SaysAsTold(Op):
             yield part
 
 
-class SaysAllAtOnce(SaysAsTold):
+class SaysAllAtOnce(SaysPrompt):
     """Answers with the first of those parts alone."""
 
     def process(self, feed_batch: Any) -> Any:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance_dialogue import Case, Place, run_dialogue, same
 from conformance_gateway import PATIENT, both_ports, gateway_before, only_grpc
 from conformance_server import Holder, conformance_server
 from conformance_table import CASES, DIFFERENT, IN_OTHER_WORDS
-from conformance_talk import Case, Place, hold, same
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +42,26 @@ def places_of(case: Case) -> list[Place]:
 
 
 def sent_in(case: Case, place: Place = Place.DOOR) -> tuple[bytes, ...]:
-    return tuple(step for step in case.talk_with(place) if isinstance(step, bytes))
+    return tuple(step for step in case.dialogue_at(place) if isinstance(step, bytes))
 
 
-class Talks:
-    """The same case at one place after the other; whatever goes wrong at one, all are asked."""
+class EachDoor:
+    """Every door and gateway: each case runs at all of them, also after a failure."""
 
     def __init__(self, ports: dict[Place, int | None], holder: Holder) -> None:
         self._ports = ports
         self._holder = holder
 
-    def hold(self, case: Case, loose: Place | None = None) -> dict[Place, list[Any]]:
+    def run(self, case: Case, loose: Place | None = None) -> dict[Place, list[Any]]:
         """Return the answers of each place; at `loose` the texts may differ."""
-        heard: dict[Place, list[Any]] = {}
+        received: dict[Place, list[Any]] = {}
         errors: list[Exception] = []
         for place in places_of(case):
             try:
-                talk = case.talk_with(place)
-                heard[place] = hold(self._ports[place], talk, is_loose=place is loose)
+                dialogue = case.dialogue_at(place)
+                received[place] = run_dialogue(
+                    self._ports[place], dialogue, is_loose=place is loose
+                )
             except (AssertionError, OSError) as error:
                 error.add_note(f"asked: {place.value}")
                 errors.append(error)
@@ -67,12 +69,12 @@ class Talks:
                 self._holder.release()
         if errors:
             raise ExceptionGroup(case.name, errors)
-        return heard
+        return received
 
 
 @pytest.fixture(scope="module")
-def talks(ports: dict[Place, int | None], holder: Holder) -> Talks:
-    return Talks(ports, holder)
+def doors(ports: dict[Place, int | None], holder: Holder) -> EachDoor:
+    return EachDoor(ports, holder)
 
 
 def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
@@ -80,19 +82,19 @@ def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
 
 
 @each(CASES)
-def test_all_answer_as_the_table_says_and_the_gateway_as_the_door(talks: Talks, case: Case):
-    heard = talks.hold(case, loose=Place.GRPC_ONLY)
-    assert same(heard[Place.GATEWAY], heard[Place.DOOR])
+def test_all_answer_as_the_table_says_and_the_gateway_as_the_door(doors: EachDoor, case: Case):
+    received = doors.run(case, loose=Place.GRPC_ONLY)
+    assert same(received[Place.GATEWAY], received[Place.DOOR])
 
 
 @each(IN_OTHER_WORDS)
-def test_all_answer_as_the_table_says_in_words_of_their_own(talks: Talks, case: Case):
-    talks.hold(case, loose=Place.GRPC_ONLY)
+def test_all_answer_as_the_table_says_in_words_of_their_own(doors: EachDoor, case: Case):
+    doors.run(case, loose=Place.GRPC_ONLY)
 
 
 @each(DIFFERENT)
-def test_where_they_differ_it_is_as_the_table_says(talks: Talks, case: Case):
-    talks.hold(case)
+def test_where_they_differ_it_is_as_the_table_says(doors: EachDoor, case: Case):
+    doors.run(case)
 
 
 def test_every_difference_has_its_reason():

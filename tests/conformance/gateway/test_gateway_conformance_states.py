@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance_dialogue import EMPTY, ErrorBody, Expected, answers, ask, fail, run_dialogue, same
 from conformance_gateway import PATIENT, Gateway, both_ports, gateway_before, only_grpc
 from conformance_server import Holder, conformance_server
-from conformance_talk import EMPTY, Expected, Told, answers, ask, hold, same, told
 from doubles import server_for, wait_until
 from raw_http import Connection
 from served import Served, free_port, is_open
@@ -34,7 +34,7 @@ LATE = "(data_id=N log_id=0) the request's deadline passed before it was answere
 
 
 def unavailable(part: str, err_no: int = CLOSED, status: int = 503) -> Expected:
-    return Expected(status, Told(err_no, part, is_parsers=True))
+    return Expected(status, ErrorBody(err_no, part, is_parsers=True))
 
 
 @pytest.fixture
@@ -62,9 +62,9 @@ def three_ways(binary: Path, server: PipelineServer) -> Iterator[list[int]]:
         yield ports_of(server, gateway, blind)
 
 
-def assert_alike(ports: list[int], *talk: Any) -> None:
+def assert_alike(ports: list[int], *dialogue: Any) -> None:
     """All of them answer so, and with the same words."""
-    first, *others = (hold(port, talk) for port in ports)
+    first, *others = (run_dialogue(port, dialogue) for port in ports)
     assert all(same(first, other) for other in others), (first, others)
 
 
@@ -83,7 +83,7 @@ def held(port: int, holder: Holder, *headers: str) -> Iterator[Connection]:
 
 def test_a_server_that_is_full_says_so_and_when_to_come_again(gateway_binary, holder):
     text = "server is overloaded: 1 requests inside and 0 waiting (queue_size); try again later."
-    full = told(3004, text, 503, retry_after="1")
+    full = fail(3004, text, 503, retry_after="1")
     settings = {"worker_num": 1, "queue_size": 0}
     with (
         conformance_server(holder, **settings) as server,
@@ -97,7 +97,7 @@ def test_a_server_that_is_full_says_so_and_when_to_come_again(gateway_binary, ho
     with conformance_server(holder, http_server="gateway", **settings) as server:
         (port,) = ports_of(server)
         with held(port, holder) as connection:
-            hold(port, (ask(ECHO), full))
+            run_dialogue(port, (ask(ECHO), full))
             holder.release()
             assert connection.answer().status == 200
 
@@ -108,7 +108,7 @@ def test_the_servers_own_deadline_counts_too(gateway_binary, holder):
         three_ways(gateway_binary, server) as ports,
     ):
         for headers in ([], ["Grpc-Timeout: 20S"]):
-            assert_alike(ports, ask(b"", *headers, path="/conf/hold"), told(EXPIRED, LATE))
+            assert_alike(ports, ask(b"", *headers, path="/conf/hold"), fail(EXPIRED, LATE))
             holder.release()
 
 
@@ -120,7 +120,7 @@ def test_the_gateways_deadline_is_for_callers_who_give_none(gateway_binary, hold
         ) as gateway,
     ):
         gateway.wait_until_ready()
-        hold(gateway.port, (ask(path="/conf/hold"), told(EXPIRED, LATE)))
+        run_dialogue(gateway.port, (ask(path="/conf/hold"), fail(EXPIRED, LATE)))
         with held(gateway.port, holder, "Grpc-Timeout: 20S") as connection:
             holder.release()
             assert connection.answer().json["err_no"] == 0
@@ -172,10 +172,10 @@ def test_while_the_server_starts_requests_wait_for_it(gateway_binary, knows_http
     backend = f"127.0.0.1:{rpc_port}" + f"/{http_port}" * knows_http
     pair = b'{"key": ["a"], "value": ["1"]}'
     with gateway_before(gateway_binary, backend) as gateway:
-        hold(gateway.port, (GET_LIVE, READY, GET_READY, NOT_READY))
+        run_dialogue(gateway.port, (GET_LIVE, READY, GET_READY, NOT_READY))
         with starting(awake, rpc_port, http_port):
             wait_until(lambda: answers_of(gateway, pair) is not None)
-            hold(gateway.port, (GET_LIVE, READY, GET_READY, NOT_READY))
+            run_dialogue(gateway.port, (GET_LIVE, READY, GET_READY, NOT_READY))
             with Connection(gateway.port) as connection:
                 connection.send(ask(pair))
                 awake.set()
@@ -207,7 +207,9 @@ def test_a_server_that_drains_answers_what_it_has_begun(gateway_binary, holder):
         holder.release()
         assert connection.answer().json["err_no"] == 0
         stopping.join()
-        hold(gateway.port, (ask(ECHO), unavailable(""), GET_READY, NOT_READY, GET_LIVE, READY))
+        run_dialogue(
+            gateway.port, (ask(ECHO), unavailable(""), GET_READY, NOT_READY, GET_LIVE, READY)
+        )
 
 
 def test_a_server_drains_with_its_own_gateway_in_front(gateway_binary, holder):
@@ -225,7 +227,7 @@ def test_a_server_drains_with_its_own_gateway_in_front(gateway_binary, holder):
 
 
 def test_what_is_cut_off_is_told_so_in_the_same_words(gateway_binary, holder):
-    heard = []
+    received = []
     for http_server, way in (("embedded", 0), ("embedded", 1), ("embedded", 2), ("gateway", 0)):
         settings = {"stop_grace_period": 0, "http_server": http_server}
         server = conformance_server(holder, **settings).start()
@@ -239,9 +241,9 @@ def test_what_is_cut_off_is_told_so_in_the_same_words(gateway_binary, holder):
             answer = connection.answer()
             holder.release()
             stopping.join()
-            heard.append((answer.status, answer.json))
-    assert heard[0] == (200, {**EMPTY, "err_no": CLOSED, "err_msg": "dag closed."})
-    assert heard == [heard[0]] * 4
+            received.append((answer.status, answer.json))
+    assert received[0] == (200, {**EMPTY, "err_no": CLOSED, "err_msg": "dag closed."})
+    assert received == [received[0]] * 4
 
 
 @pytest.mark.parametrize("knows_http", [True, False])
@@ -252,22 +254,22 @@ def test_without_a_server_callers_are_told_and_with_it_they_are_served(
     backend = f"127.0.0.1:{rpc_port}" + f"/{http_port}" * knows_http
     with gateway_before(gateway_binary, backend) as gateway:
         nobody = (ask(ECHO), unavailable(f"127.0.0.1:{rpc_port}"), GET_READY, NOT_READY)
-        hold(gateway.port, nobody)
+        run_dialogue(gateway.port, nobody)
         for _ in range(2):
             with conformance_server(holder, rpc_port=rpc_port, http_port=http_port):
                 gateway.wait_until_ready()
-                hold(gateway.port, (ask(ECHO), ECHOED, GET_READY, READY))
+                run_dialogue(gateway.port, (ask(ECHO), ECHOED, GET_READY, READY))
             wait_until(lambda: gateway.status_of("/health/ready") == 503)
-            hold(gateway.port, nobody)
+            run_dialogue(gateway.port, nobody)
 
 
 def test_without_a_server_what_is_wrong_is_told_by_the_gateway(gateway_binary):
     """As far as it can tell: what is wrong with the request is not the server's to say."""
     with gateway_before(gateway_binary, f"127.0.0.1:{free_port()}/{free_port()}") as gateway:
-        hold(gateway.port, (ask(method="GET", path="/conf/echo"), told(
+        run_dialogue(gateway.port, (ask(method="GET", path="/conf/echo"), fail(
             3000, "method GET is not allowed here: use POST", 405, allow="POST")))  # fmt: skip
         for path in ("/", "/v2/health/ready", "/a/b/c"):
-            hold(gateway.port, (ask(method="GET", path=path), unavailable("")))
+            run_dialogue(gateway.port, (ask(method="GET", path=path), unavailable("")))
 
 
 def test_of_several_servers_those_that_are_up_answer(gateway_binary, holder):
@@ -279,9 +281,9 @@ def test_of_several_servers_those_that_are_up_answer(gateway_binary, holder):
         ) as gateway,
     ):
         gateway.wait_until_ready(backends=2)
-        hold(gateway.port, (ask(ECHO), ECHOED) * 20)
+        run_dialogue(gateway.port, (ask(ECHO), ECHOED) * 20)
         one.stop()
-        hold(gateway.port, (ask(ECHO), ECHOED) * 20)
+        run_dialogue(gateway.port, (ask(ECHO), ECHOED) * 20)
 
 
 # The server does not answer -----------------------------------------------------------------
@@ -331,17 +333,17 @@ def test_a_server_that_is_frozen_is_not_waited_for(gateway_binary, tmp_path):
         gateway.wait_until_ready()
         os.kill(served.process.pid, signal.SIGSTOP)
         for body in (PAIR, b"{"):  # the second is for the door to judge
-            hold(gateway.port, (ask(body, "Grpc-Timeout: 50m"), late))
-        hold(gateway.port, (ask(b"", "Grpc-Timeout: 50m", path="/v2", method="GET"), late))
+            run_dialogue(gateway.port, (ask(body, "Grpc-Timeout: 50m"), late))
+        run_dialogue(gateway.port, (ask(b"", "Grpc-Timeout: 50m", path="/v2", method="GET"), late))
         os.kill(served.process.pid, signal.SIGCONT)
-        hold(gateway.port, (ask(PAIR), PAIRED))
+        run_dialogue(gateway.port, (ask(PAIR), PAIRED))
 
 
 def test_what_a_server_was_given_before_it_died_is_given_to_no_other(gateway_binary, tmp_path):
     with processes(tmp_path, 2) as servers, contextlib.ExitStack() as stack:
         gateway = stack.enter_context(gateway_before(gateway_binary, *map(address_of, servers)))
         gateway.wait_until_ready(backends=2)
-        hold(gateway.port, (ask(PAIR), PAIRED) * 4)
+        run_dialogue(gateway.port, (ask(PAIR), PAIRED) * 4)
         connection = stack.enter_context(Connection(gateway.port))
         connection.send(ask(b'{"key": ["hold"], "value": ["1"]}'))
         entered = [served.folder / "entered" for served in servers]
@@ -351,4 +353,4 @@ def test_what_a_server_was_given_before_it_died_is_given_to_no_other(gateway_bin
         answer = connection.answer()
         assert (answer.status, answer.json["err_no"]) == (503, CLOSED), answer
         assert sum(path.exists() for path in entered) == 1
-        hold(gateway.port, (ask(PAIR), PAIRED) * 4)
+        run_dialogue(gateway.port, (ask(PAIR), PAIRED) * 4)

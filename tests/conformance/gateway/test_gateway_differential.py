@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from conformance_dialogue import EMPTY_TENSOR, ask, normal, same
 from conformance_gateway import PATIENT, both_ports, gateway_before
 from conformance_server import Holder, conformance_server
-from conformance_talk import EMPTY_TENSOR, ask, normal, same
 from google.protobuf import json_format
 from hostile import mutated
 from hypothesis import HealthCheck, given, settings

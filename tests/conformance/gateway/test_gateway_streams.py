@@ -11,7 +11,7 @@ import pytest
 from conformance_gateway import PATIENT, both_ports, gateway_before, only_grpc
 from doubles import wait_until
 from raw_http import Connection, request
-from speaking import EVENTS, LINES, Stage, asked, body_of, speaking, texts
+from streaming_http import EVENTS, LINES, Stage, asked, body_of, speaking, texts
 
 from pipeline.frontends.http.pairs import Pairs
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from seen_server import ServedSeen
+from counting_server import CountingServer
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., ServedSeen]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., CountingServer]]:
     """Starts a server of a test's own: `serve(**config)`."""
     with contextlib.ExitStack() as stack:
 
-        def start(**config: Any) -> ServedSeen:
-            served = ServedSeen(tmp_path, **config)
+        def start(**config: Any) -> CountingServer:
+            served = CountingServer(tmp_path, **config)
             stack.callback(served.close)
             return served.wait_until_ready()
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import grpc
 import pytest
-from seen import (
+from counting_server import OPS, CountingServer
+from served import PATIENCE_S, unique
+from server_counts import (
     Moved,
     Samples,
     check_form,
@@ -21,15 +23,13 @@ from seen import (
     over_http,
     total,
 )
-from seen_server import OPS, ServedSeen
-from served import PATIENCE_S, unique
 
 from pipeline.errors import ErrorCode
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedSeen]:
-    served = ServedSeen(tmp_path_factory.mktemp("seen"))
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CountingServer]:
+    served = CountingServer(tmp_path_factory.mktemp("seen"))
     try:
         yield served.wait_until_ready()
     finally:
@@ -37,7 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedSeen]:
 
 
 @pytest.fixture
-def served(server: ServedSeen) -> Iterator[ServedSeen]:
+def served(server: CountingServer) -> Iterator[CountingServer]:
     """The shared server; ready again after every test."""
     yield server
     server.wait_for(server.is_ready)
@@ -68,7 +68,7 @@ def test_a_request_counts_once_at_every_op_and_at_the_pipeline(served):
     assert (moved.seen.accepted, moved.seen.rejected) == (3, 0)
 
 
-def send_batch(served: ServedSeen, op: str, *asked: dict[str, str]) -> list[Any]:
+def send_batch(served: CountingServer, op: str, *asked: dict[str, str]) -> list[Any]:
     """The answers of requests that reach `op` together, behind one that is held there."""
     with served.held(f"{op}.preprocess") as held:
         calls = [served.send({"x": "1", **pairs}) for pairs in asked]
@@ -284,7 +284,7 @@ def mixed(number: int) -> tuple[dict[str, str], bool]:
     return ({f"{op}.{stage}": verb}, False) if verb else ({"x": str(number)}, True)
 
 
-def send_mixed(served: ServedSeen, number: int) -> bool:
+def send_mixed(served: CountingServer, number: int) -> bool:
     """Whether the answer was as expected."""
     pairs, is_good = mixed(number)
     if number % 2:
@@ -308,7 +308,7 @@ def test_whatever_is_asked_every_request_is_somewhere_at_any_time(serve):
     assert max(moved["batched"].batches) <= 4
 
 
-def leave(served: ServedSeen, number: int) -> None:
+def leave(served: CountingServer, number: int) -> None:
     """Ask, and leave at some time before the answer."""
     pairs = {"x": str(number)}
     if number % 3 == 0:

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counting_server import OPS, SCRIPT, CountingServer
 from doubles import chain, client_of, http, server_for, wait_until
 from raw_http import Connection, request
-from seen import fetched, looked_at, metrics, total
-from seen_server import OPS, SCRIPT, ServedSeen
 from served import PATIENCE_S, environment, is_open
+from server_counts import fetched, looked_at, metrics, total
 
 from pipeline.engine.journal.journal import PIPELINE, Outcome
 from pipeline.observe.paddle.profile import parse_profile, read_profile
@@ -36,14 +36,14 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
-def ask_mixed(served: ServedSeen, count: int = 60) -> int:
+def ask_mixed(served: CountingServer, count: int = 60) -> int:
     """`count` requests at once, of which every tenth fails; returns how many did."""
     refused = {"slow.preprocess": "code 51"}
     calls = [served.send({"x": "1"} if n % 10 else refused) for n in range(count)]
     return sum(call.result(PATIENCE_S).err_no == 51 for call in calls)
 
 
-def ends_well(served: ServedSeen) -> None:
+def ends_well(served: CountingServer) -> None:
     served.process.send_signal(signal.SIGTERM)
     assert served.ends() == 0, served.text("stderr") + served.log
     assert served.family == set()

@@ -13,10 +13,10 @@ from typing import Any
 
 import grpc
 import pytest
+from counting_server import OPS, CountingServer
 from raw_http import Connection, request
-from seen import Samples, check_form, fetched, metrics, model, over_grpc, over_http, total
-from seen_server import OPS, ServedSeen
 from served import PATIENCE_S, free_port
+from server_counts import Samples, check_form, fetched, metrics, model, over_grpc, over_http, total
 
 from pipeline.observe.paddle.profile import read_profile
 
@@ -24,8 +24,8 @@ ALL = ("svc", *OPS)
 
 
 @contextlib.contextmanager
-def two_copies(folder: Path, **config: Any) -> Iterator[ServedSeen]:
-    served = ServedSeen(folder, build_dag_each_worker=True, worker_num=2, **config)
+def two_copies(folder: Path, **config: Any) -> Iterator[CountingServer]:
+    served = CountingServer(folder, build_dag_each_worker=True, worker_num=2, **config)
     try:
         yield served.wait_until_ready()
     finally:
@@ -33,12 +33,12 @@ def two_copies(folder: Path, **config: Any) -> Iterator[ServedSeen]:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[ServedSeen]:
+def served(tmp_path: Path) -> Iterator[CountingServer]:
     with two_copies(tmp_path) as served:
         yield served
 
 
-def ask_often(served: ServedSeen, count: int) -> None:
+def ask_often(served: CountingServer, count: int) -> None:
     """`count` requests, each on a connection of its own: the copies share them."""
     for number in range(count):
         with served.post({"x": str(number)}) as connection:
@@ -102,7 +102,7 @@ def test_what_was_shown_of_a_copy_stays_when_it_is_killed(served):
     assert more == {name: count + 10 for name, count in shown.items()}
 
 
-def tried(served: ServedSeen) -> Samples:
+def tried(served: CountingServer) -> Samples:
     """`/metrics`; empty if the connection was given to a copy that is gone."""
     with contextlib.suppress(OSError):
         return metrics(served.http_port)

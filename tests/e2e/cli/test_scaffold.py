@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from stranger import Stranger
+from clean_install import Stranger
 
 LINE = re.compile(r"pipeline-serving @ file://\$\{PWD\}/wheels/(\S+)#sha256=([0-9a-f]{64})")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from doubles import wait_until
-from obedient import living
+from zygote_children import living
 
 # Parents of their own -----------------------------------------------------------------------
 

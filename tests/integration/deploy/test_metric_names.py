@@ -11,7 +11,7 @@ import pytest
 import yaml
 from doubles import chain, post, server_for, wait_until
 from paths import ROOT
-from seen import fetched
+from server_counts import fetched
 
 DEPLOY = ROOT / "deploy"
 FILES = (

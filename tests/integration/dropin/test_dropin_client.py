@@ -6,7 +6,7 @@ import gzip
 from collections.abc import Iterator
 
 import pytest
-from answering import Answers, answering_all
+from raw_server import Answers, answering_all
 from served import free_port
 
 from pipeline.errors import (

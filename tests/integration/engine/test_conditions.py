@@ -10,7 +10,7 @@ import doubles
 import numpy as np
 import pytest
 from doubles import until
-from fused import Hangs, ask, groups, quick_server, value_of
+from trip_servers import Hangs, ask, groups, quick_server, value_of
 
 from pipeline import Answer, AsyncPipelineClient, Goto, Op, RequestOp, ResponseOp, Tensor
 from pipeline.engine.trips import pace, trip

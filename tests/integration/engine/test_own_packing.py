@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from doubles import on_loop, until
-from fused import (
+from trip_servers import (
     TIMED_OUT,
     Hangs,
     a_trip_may_last,

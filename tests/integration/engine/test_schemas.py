@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 from doubles import answers, on_loop
-from fused import a_trip_may_last, groups, quick_server
 from streaming import serving
+from trip_servers import a_trip_may_last, groups, quick_server
 
 import pipeline
 from pipeline import AsyncPipelineClient, Op, PipelineServer, RequestOp, ResponseOp

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from doubles import on_loop, until
-from fused import (
+from trip_servers import (
     PATIENCE_S,
     TIMED_OUT,
     Hangs,

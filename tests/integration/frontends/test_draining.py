@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from begins import begin_of
 from doubles import chain, client_of, http, on_loop, post, server_for, wait_until
+from fake_begin import begin_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from raw_http import Connection, request
 

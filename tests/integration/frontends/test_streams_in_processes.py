@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from speaking import LINES, asked
 from streamed import EDGES, AskedByName, NamedParts, seen, streaming_server, temporary_folder
+from streaming_http import LINES, asked
 
 from pipeline import PipelineClient, PipelineServer
 from pipeline.proto import inference_v2_pb2 as pb

@@ -14,9 +14,9 @@ from typing import Any
 
 import grpc
 import pytest
-from begins import begin_of
+from fake_begin import begin_of
 from garbage import collect
-from linked import ask_once, link_of
+from link_peer import ask_once, link_of
 from other_user import AS_ROOT, NOBODY, connects
 
 from pipeline.errors import ErrorCode, InitError, OverloadedError

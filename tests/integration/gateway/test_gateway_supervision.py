@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from doubles import chain, client_of, http, post, server_for, wait_until
-from linked import ask_once
-from played_gateway import Played
+from fake_gateway import Played
+from link_peer import ask_once
 from served import PATIENCE_S, Served, free_port, is_open, nothing_more, stat_of
 
 from pipeline import PipelineClient, PipelineServer

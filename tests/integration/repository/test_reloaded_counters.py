@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from doubles import http, wait_until
 from repositories import add_identity, control, infer, serving
-from seen import metrics, total
+from server_counts import metrics, total
 
 ASKED = "nv_inference_request_success"
 LATENCY = "pipeline_request_duration_seconds_count"

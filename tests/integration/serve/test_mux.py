@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
-from begins import begin_of
+from fake_begin import begin_of
 from raw_http2 import PREFACE
 
 from pipeline.errors import (

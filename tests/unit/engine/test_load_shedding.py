@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from doubles import Engine, Tag, answers, chain, run_virtual, settle, virtual
-from offered import ANSWERED, REFUSED, TOO_LATE, Load
+from offered_load import ANSWERED, REFUSED, TOO_LATE, Load
 
 from pipeline import RequestOp
 from pipeline.engine.request import RequestTarget

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from doubles import Engine, Tag, answers, settle, virtual
-from offered import ANSWERED, REFUSED, TOO_LATE, Load
+from offered_load import ANSWERED, REFUSED, TOO_LATE, Load
 
 from pipeline import Answer, Op, RequestOp
 from pipeline.caches.local import LocalCache, LocalOptions

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance_dialogue import Case, run_dialogue
 from conformance_server import Holder, conformance_server
 from conformance_table import CASES, DIFFERENT, IN_OTHER_WORDS
-from conformance_talk import Case, hold
 from doubles import run_virtual, server_for, virtual
 from fuzz import lane as fuzz_lane
 from raw_http import Answer, Connection, chunked, request
@@ -52,14 +52,14 @@ def ports(module_logs: None, holder: Holder) -> Iterator[list[int | None]]:
 
 @pytest.mark.parametrize("case", [*CASES, *IN_OTHER_WORDS, *DIFFERENT], ids=lambda case: case.name)
 def test_the_tables_hold_with_and_without_it(ports, holder, case: Case):
-    heard = []
+    received = []
     for port in ports:
         try:
-            heard.append(hold(port, case.door))
+            received.append(run_dialogue(port, case.door))
         finally:
             holder.release()
     if case.name != "the metrics":
-        assert heard[0] == heard[1]
+        assert received[0] == received[1]
 
 
 # Pairs that never become protobuf -------------------------------------------------------------
@@ -75,7 +75,7 @@ class Answers(Op):
             raise ValueError("of the user")
         if do == "product":
             raise ProductError(7, "no")
-        told: dict[str, dict[Any, Any]] = {
+        fail: dict[str, dict[Any, Any]] = {
             "log": {"log_id": str(log_id)},
             "array": {"x": np.arange(6.0).reshape(2, 3), "y": ["a", "b"]},
             "none": {},
@@ -87,7 +87,7 @@ class Answers(Op):
             "large": {"a": "x" * 100_000},
             "huge": {"a": np.zeros(20_000)},
         }
-        return told.get(do, pairs)
+        return fail.get(do, pairs)
 
 
 def _pairs(**pairs: str) -> bytes:
@@ -140,19 +140,19 @@ def echoes(module_logs: None) -> Iterator[list[PipelineServer]]:
 
 def _alike(servers: list[PipelineServer], raw: bytes, answers: int = 1) -> Answer:
     """The last answer to what is sent on a connection; all are the same with and without lane."""
-    heard = []
+    received = []
     for server in servers:
         assert server.http_port is not None
         with Connection(server.http_port) as connection:
             connection.send(raw)
-            heard.append([connection.answer() for _ in range(answers)])
-            for answer in heard[-1]:
+            received.append([connection.answer() for _ in range(answers)])
+            for answer in received[-1]:
                 answer.headers.pop("date")
                 if answer.status == 413:  # it ends the connection if more is still to come then
                     answer.headers.pop("connection", None)
-    for ours, theirs in zip(*heard, strict=True):
+    for ours, theirs in zip(*received, strict=True):
         assert ours == theirs
-    return heard[0][-1]
+    return received[0][-1]
 
 
 @pytest.mark.parametrize("body", _BODIES, ids=range(len(_BODIES)))
@@ -228,8 +228,8 @@ async def test_many_requests_in_a_packet_that_ends_with_half_a_head_are_no_long_
     data = one * 2000
     case = fuzz_lane.Connection(((data[:-20], 3), (data[-20:], 3)))
     async with fuzz_lane.Frontends() as frontends:
-        for heard in await frontends.play(case):
-            assert (len(heard.answers), heard.begun) == (2000, 2000)
+        for received in await frontends.play(case):
+            assert (len(received.answers), received.begun) == (2000, 2000)
 
 
 @pytest.mark.usefixtures("is_silent")

@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from openai_models import SaysAllAtOnce, SaysAsTold, client_of, openai_server
+from openai_models import SaysAllAtOnce, SaysPrompt, client_of, openai_server
 from pydantic import BaseModel
 
 TOLD = {
@@ -38,7 +38,7 @@ def servers(request: Any) -> Iterator[list[tuple[openai.OpenAI, Any]]]:
         request.getfixturevalue("gateway_binary")
     with contextlib.ExitStack() as stack:
         found = []
-        for op in (SaysAsTold(), SaysAllAtOnce()):
+        for op in (SaysPrompt(), SaysAllAtOnce()):
             server = stack.enter_context(openai_server(op, TOLD, http_server=request.param))
             found.append((stack.enter_context(client_of(server)), op))
         yield found

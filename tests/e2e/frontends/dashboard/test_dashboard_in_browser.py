@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from browser import CHROMIUM, Browser, shared_chromium
-from played_page import MS, Played, graph_of, op_state, request, served, turn
+from fake_page import MS, Played, graph_of, op_state, request, served, turn
 
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.state import SequencesState

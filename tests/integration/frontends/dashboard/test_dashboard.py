@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from doubles import chain, http, post, run_virtual, server_for, wait_until
-from played_page import MS, Played, graph_of, op_state, request, rows, served, turn
+from fake_page import MS, Played, graph_of, op_state, request, rows, served, turn
 
 from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
 from pipeline.engine.state import EngineState

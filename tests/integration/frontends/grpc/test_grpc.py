@@ -12,8 +12,8 @@ from unittest.mock import MagicMock
 
 import grpc
 import pytest
-from begins import begin_of
 from doubles import chain, client_of, on_loop, server_for, wait_until
+from fake_begin import begin_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from raw_http2 import GOAWAY, HEADERS, call_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from doubles import run_virtual
-from played_http import PlayedTransport, connect
+from fake_transport import FakeTransport, connect
 from raw_http import request
 
 from pipeline.frontends.http.server import HttpFrontend
@@ -27,7 +27,7 @@ def begin(raw: Any, timeout_s: Any, target: Any, sink: Any) -> Handle:
     return Handle()
 
 
-async def _turns(frontend: HttpFrontend, transport: PlayedTransport, answers: int) -> None:
+async def _turns(frontend: HttpFrontend, transport: FakeTransport, answers: int) -> None:
     """Wait for so many answers, of requests of which one is read at a time."""
     while transport.written.count(b"HTTP/1.1 ") < answers:
         seen = len(transport.written)

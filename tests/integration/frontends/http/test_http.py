@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from http.client import HTTPConnection
 
 import pytest
-from begins import begin_of
 from doubles import Tag, chain, http, on_loop, post, server_for, virtual, wait_until
+from fake_begin import begin_of
 from raw_http import Answer, Connection, chunked, request
 
 from pipeline import Op, PipelineServer, ProductError, RequestOp, ResponseOp

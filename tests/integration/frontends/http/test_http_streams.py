@@ -9,7 +9,7 @@ from http.client import HTTPException, IncompleteRead
 
 from doubles import chain, server_for, wait_until
 from raw_http import Connection, request
-from speaking import EVENTS, LINES, Stage, asked, body_of, speaking, texts
+from streaming_http import EVENTS, LINES, Stage, asked, body_of, speaking, texts
 
 from pipeline.frontends.http import routes
 

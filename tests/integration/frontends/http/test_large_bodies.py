@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import uvloop
-from linked import until
-from played_http import PlayedTransport
+from fake_transport import FakeTransport
+from link_peer import until
 from v2_doubles import running
 
 from pipeline import Op, RequestOp
@@ -57,7 +57,7 @@ class Door:
         )  # fmt: skip
 
     def played(self):
-        return PlayedTransport(self.frontend._listener.meet())
+        return FakeTransport(self.frontend._listener.meet())
 
     async def connect(self):
         return await asyncio.open_connection("127.0.0.1", self.frontend.port)

@@ -245,7 +245,7 @@ def gateways():
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
-            if parent == str(os.getpid()) and b"gateway" in (path / "cmdline").read_bytes():
+            if parent == str(os.getpid()) and "gateway" in os.readlink(path / "exe"):
                 found.append(int(path.name))
     return found
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from begins import begin_of
+from fake_begin import begin_of
 from hypothesis import given
 from hypothesis import strategies as st
-from linked import (
+from link_peer import (
     OURS,
     SUCCESS,
-    Linked,
+    LinkPeer,
     Said,
     answer,
     ask,
@@ -123,7 +123,7 @@ def run(test: Coroutine[Any, Any, Any]) -> Any:
 def talk(folder: Path, open_files: None) -> Callable[..., Any]:
     """talk(test, handle, ...): `await test(gateway)`, a gateway of a door for `handle`."""
 
-    def run_it(test: Callable[[Linked], Awaitable[Any]], handle: Any = echo, **how: Any) -> Any:
+    def run_it(test: Callable[[LinkPeer], Awaitable[Any]], handle: Any = echo, **how: Any) -> Any:
         async def main() -> Any:
             door = link_of(begin_of(handle), folder / "0.link", **how)
             async with opened(door), linked(folder / "0.link") as gateway:
@@ -692,7 +692,7 @@ def test_a_gateway_is_told_at_once_and_at_every_change_whether_the_server_is_rea
     async def test():
         async with opened(link_of(begin_of(echo), folder / "0.link"), is_ready=False) as door:
             streams = await asyncio.open_unix_connection(str(folder / "0.link"))
-            first = Linked(*streams)
+            first = LinkPeer(*streams)
             first.say(OURS)
             assert (await first.hear())[0] == HELLO
             assert await first.hear() == state(False)

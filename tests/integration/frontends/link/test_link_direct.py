@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
-from begins import begin_of
-from linked import (
+from fake_begin import begin_of
+from link_peer import (
     SUCCESS,
-    Linked,
+    LinkPeer,
     ask,
     code_of,
     link_of,
@@ -94,7 +94,7 @@ async def handle(request: Request, timeout_s: float | None = None, target: Any =
     return Response()
 
 
-def talk(test: Callable[[Linked, Service], Awaitable[None]]) -> None:
+def talk(test: Callable[[LinkPeer, Service], Awaitable[None]]) -> None:
     async def main() -> None:
         service = Service()
         services = [GrpcService("a.B", {"Direct": service.method}, direct={"Direct": service})]
@@ -124,7 +124,7 @@ def talk(test: Callable[[Linked, Service], Awaitable[None]]) -> None:
     ids=["at once", "empty", "late", "coroutine", "long"],
 )
 def test_a_direct_method_answers(asked, answer):
-    async def test(gateway: Linked, service: Service) -> None:
+    async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, asked, method=DIRECT))
         assert await gateway.hear() == (END, 1, SUCCESS + answer)
 
@@ -132,7 +132,7 @@ def test_a_direct_method_answers(asked, answer):
 
 
 def test_an_answer_may_come_later():
-    async def test(gateway: Linked, service: Service) -> None:
+    async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, b"wait", method=DIRECT), ask(2))
         assert (await gateway.hear())[1] == 2
         service.sinks[0].end(b"now")
@@ -150,7 +150,7 @@ def test_an_answer_may_come_later():
     ],
 )
 def test_a_direct_method_that_fails_ends_its_call_and_no_other(asked, code, refusal):
-    async def test(gateway: Linked, service: Service) -> None:
+    async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, asked, method=DIRECT), message(2, b"x", method=DIRECT))
         heard = sorted([await gateway.hear(), await gateway.hear()], key=lambda each: each[1])
         assert (code_of(heard[0]), refusal_of(heard[0])) == (code, refusal)
@@ -160,7 +160,7 @@ def test_a_direct_method_that_fails_ends_its_call_and_no_other(asked, code, refu
 
 
 def test_what_has_begun_for_a_caller_that_has_left_is_cancelled():
-    async def test(gateway: Linked, service: Service) -> None:
+    async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, b"wait", method=DIRECT))
         await until(lambda: bool(service.sinks))
         gateway.say(frames.reset(1, CANCELED))
@@ -173,7 +173,7 @@ def test_what_has_begun_for_a_caller_that_has_left_is_cancelled():
 
 
 def test_who_leaves_in_the_middle_of_a_long_message_disturbs_no_other():
-    async def test(gateway: Linked, service: Service) -> None:
+    async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, b"wait", method=DIRECT))
         begun = frame(OPEN, 2, OPENED.pack(-1, 0, 0) + b"be", MESSAGE | MORE, DIRECT)
         gateway.say(begun, frames.reset(2, CANCELED), message(3, b"x", method=DIRECT))
@@ -185,7 +185,7 @@ def test_who_leaves_in_the_middle_of_a_long_message_disturbs_no_other():
 
 
 def test_a_direct_method_knows_the_time_that_is_left():
-    async def test(gateway: Linked, service: Service) -> None:
+    async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, b"x", method=DIRECT))
         gateway.say(message(2, b"x", timeout_ns=10**12, method=DIRECT))
         for _ in range(2):

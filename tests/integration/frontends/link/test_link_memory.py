@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from begins import begin_of
-from linked import INFERENCE, SUCCESS, link_of, said_in, until
+from fake_begin import begin_of
+from link_peer import INFERENCE, SUCCESS, link_of, said_in, until
 
 from pipeline.engine.offload import Offload
 from pipeline.errors import DeadlineError

@@ -13,10 +13,10 @@ from typing import Any
 
 import grpc
 import pytest
-from begins import begin_of
+from fake_begin import begin_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from linked import link_of
+from link_peer import link_of
 
 from pipeline.errors import OverloadedError
 from pipeline.frontends.grpc.server import GrpcCall, GrpcError, GrpcService

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from linked import SUCCESS, linked, message
+from link_peer import SUCCESS, linked, message
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, ResponseSink

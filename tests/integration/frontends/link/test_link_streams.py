@@ -11,12 +11,12 @@ from typing import Any
 
 import grpc
 import pytest
-from begins import begin_of
-from linked import (
+from fake_begin import begin_of
+from link_peer import (
     GRPC_INFERENCE,
     JSON,
     SUCCESS,
-    Linked,
+    LinkPeer,
     Said,
     answer,
     ask,
@@ -103,7 +103,7 @@ async def handle(request: Request, timeout_s: float | None = None, target: Any =
     return Response(value=[request.name, request.method, str(timeout_s), *request.value])
 
 
-Test = Callable[[Linked, Service, LinkFrontend], Awaitable[None]]
+Test = Callable[[LinkPeer, Service, LinkFrontend], Awaitable[None]]
 
 
 def talk(test: Test, **how: Any) -> None:
@@ -131,7 +131,7 @@ def said(number: int, data: bytes, flags: int = MESSAGE) -> bytes:
     return frame(DATA, number, data, flags)
 
 
-async def hear(gateway: Linked) -> Said:
+async def hear(gateway: LinkPeer) -> Said:
     """The next frame that is no CREDIT; nothing is given back."""
     while True:
         heard = await gateway.hear_frame()
@@ -143,7 +143,7 @@ async def hear(gateway: Linked) -> Said:
 
 
 def test_a_stream_has_messages_both_ways_and_an_end():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(opening(1))
         for data in (b"a", b"", b"b" * 100):
             gateway.say(said(1, data))
@@ -155,7 +155,7 @@ def test_a_stream_has_messages_both_ways_and_an_end():
 
 
 def test_a_stream_may_have_one_message_or_none():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, b"only", method=ECHOES))
         assert await hear(gateway) == (DATA, 1, b"only")
         assert await hear(gateway) == (END, 1, SUCCESS)
@@ -166,7 +166,7 @@ def test_a_stream_may_have_one_message_or_none():
 
 
 def test_long_messages_of_a_stream_pass_beside_short_calls():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, b"x" * (5 * FRAME_BYTES), method=ECHOES, is_last=False))
         gateway.say(ask(2, "small"), said(1, b"", LAST))
         heard = [await gateway.hear() for _ in range(2)]
@@ -181,7 +181,7 @@ def test_long_messages_of_a_stream_pass_beside_short_calls():
 
 
 def test_a_stream_ends_with_its_error_behind_its_answers():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(opening(1), said(1, b"a"), said(1, b"abort"), said(1, b"never"))
         assert await hear(gateway) == (DATA, 1, b"a")
         ended = await hear(gateway)
@@ -193,7 +193,7 @@ def test_a_stream_ends_with_its_error_behind_its_answers():
 
 
 def test_a_stream_whose_caller_has_left_is_cancelled():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         gateway.say(
             opening(1),
@@ -211,7 +211,7 @@ def test_a_stream_whose_caller_has_left_is_cancelled():
 
 
 def test_streams_end_behind_their_answers_when_the_server_stops():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         gateway.say(opening(1), said(1, b"a"))
         await until(lambda: service.taken == [1])
@@ -231,7 +231,7 @@ def test_streams_end_behind_their_answers_when_the_server_stops():
 
 
 def test_a_stream_whose_messages_have_all_come_goes_on_when_the_server_stops():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         gateway.say(opening(1), said(1, b"a", MESSAGE | LAST))
         await until(lambda: service.taken == [1])
@@ -250,7 +250,7 @@ def test_a_stream_whose_messages_have_all_come_goes_on_when_the_server_stops():
 
 
 def test_a_stream_that_is_not_taken_gives_no_credit_back():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         count = STREAM_CREDIT // (FRAME_BYTES // 8)
         gateway.say(opening(1), *(said(1, PIECE[: FRAME_BYTES // 8]) for _ in range(count)))
@@ -269,7 +269,7 @@ def test_a_stream_that_is_not_taken_gives_no_credit_back():
 
 
 def test_a_call_that_sends_more_than_it_has_credit_for_is_reset_and_no_other():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         count = STREAM_CREDIT // FRAME_BYTES + 2  # of the first the credit is given back, in halves
         gateway.say(opening(1), *(said(1, PIECE) for _ in range(count)), ask(2))
@@ -282,7 +282,7 @@ def test_a_call_that_sends_more_than_it_has_credit_for_is_reset_and_no_other():
 
 
 def test_what_streams_do_not_take_costs_no_other_call_its_credit():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         streams = range(1, 2 + 64 * 2**20 // FRAME_BYTES)
         for number in streams:  # the first message is taken, the other one waits
@@ -296,7 +296,7 @@ def test_what_streams_do_not_take_costs_no_other_call_its_credit():
 
 
 def test_a_stream_waits_while_its_answers_are_not_taken():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         size = FRAME_BYTES // 8
         count = STREAM_CREDIT // size * 15 // 8
         gateway.say(opening(1))
@@ -323,7 +323,7 @@ def test_a_stream_waits_while_its_answers_are_not_taken():
 
 
 def test_a_method_that_is_not_there_is_said():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, b"", method=99), said(1, b"x"), ask(2))
         assert await hear(gateway) == (RESET, 1, bytes([NO_METHOD]) + b"no method 99")
         assert (await hear(gateway))[:2] == (END, 2)
@@ -332,7 +332,7 @@ def test_a_method_that_is_not_there_is_said():
 
 
 def test_calls_that_are_too_many_are_refused_and_safe_to_repeat():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         gateway.say(*(message(number, b"x", method=ECHO) for number in (1, 2, 3)))
         assert await hear(gateway) == (RESET, 3, bytes([REFUSED]))
@@ -345,7 +345,7 @@ def test_calls_that_are_too_many_are_refused_and_safe_to_repeat():
 
 
 def test_a_message_of_a_stream_that_is_too_large_ends_it():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(opening(1), said(1, PIECE, MESSAGE | MORE), said(1, b"x"), ask(2))
         text = f"the request is larger than max_message_bytes ({FRAME_BYTES} bytes)"
         first, second = sorted([await hear(gateway), await hear(gateway)], key=lambda each: each[1])
@@ -356,7 +356,7 @@ def test_a_message_of_a_stream_that_is_too_large_ends_it():
 
 
 def test_failures_of_methods_have_both_edges_codes(caplog):
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, b"abort", method=ECHO))
         ended = await hear(gateway)
         assert (code_of(ended), refusal_of(ended)) == (10, (409, 51, "why"))
@@ -382,7 +382,7 @@ def test_failures_of_methods_have_both_edges_codes(caplog):
     ],
 )
 def test_the_time_to_answer_in_may_be_metadata_over_grpc(method, timeout_ns, metadata, told):
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, b"", timeout_ns, metadata, method))
         assert await gateway.hear() == answer(1, "", "", told)
 
@@ -390,7 +390,7 @@ def test_the_time_to_answer_in_may_be_metadata_over_grpc(method, timeout_ns, met
 
 
 def test_a_time_that_is_none_is_refused():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, b"", -1, b"pipeline-timeout\nsoon\n", GRPC_INFERENCE))
         status, err_no, text = refusal_of(await gateway.hear())
         assert (status, err_no) == (400, ErrorCode.RPC_PACKAGE_ERROR)
@@ -410,7 +410,7 @@ def test_a_time_that_is_none_is_refused():
     ],
 )
 def test_json_is_asked_with_its_path(size, path, names):
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         body = b'{"value":["%s"]}' % (b"x" * size)
         gateway.say(message(1, body, -1, b":path\n" + path + b"\n", JSON))
         _, _, payload = await gateway.hear()
@@ -426,7 +426,7 @@ def test_json_is_asked_with_its_path(size, path, names):
 
 @pytest.mark.parametrize("body", [b"{", b'{"value":1}', b'{"value":["' + b"x" * FRAME_BYTES])
 def test_json_that_is_none_is_refused(body):
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, body, -1, b":path\n/a/b\n", JSON), ask(2))
         ends = sorted([await gateway.hear(), await gateway.hear()], key=lambda each: each[1])
         status, err_no, text = refusal_of(ends[0])
@@ -437,7 +437,7 @@ def test_json_that_is_none_is_refused(body):
 
 
 def test_half_a_frame_is_no_sign_of_life():
-    async def test(gateway: Linked, service: Service, door: LinkFrontend) -> None:
+    async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         (connection,) = door.connections
         for at in range(3):
             gateway.say(frame(frames.PING, 1)[at : at + 1])
@@ -460,7 +460,7 @@ def test_a_gateway_that_asks_before_its_hello_is_refused():
             await door.start(True)
             with contextlib.suppress(ConnectionResetError):
                 streams = await asyncio.open_unix_connection(str(Path(folder, "0.link")))
-                gateway = Linked(*streams)
+                gateway = LinkPeer(*streams)
                 gateway.say(ask(1))
                 kind, _, payload = await gateway.hear_frame()
                 assert kind == GOAWAY

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from doubles import wait_until
+from fake_brpc import WAIT_S, Collecting, FakeServer, Peer, answer_to, echo
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played_brpc import WAIT_S, Collecting, Peer, PlayedServer, answer_to, echo
 
 from pipeline.errors import (
     ClosedError,
@@ -35,7 +35,7 @@ SOON_S = 0.05
 
 
 @contextlib.contextmanager
-def channel_to(*servers: PlayedServer | tuple[str, int]) -> Iterator[BrpcChannel]:
+def channel_to(*servers: FakeServer | tuple[str, int]) -> Iterator[BrpcChannel]:
     addresses = [one if isinstance(one, tuple) else one.address for one in servers]
     channel = BrpcChannel("det", [f"{host}:{port}" for host, port in addresses], addresses)
     try:
@@ -65,7 +65,7 @@ def dead_address() -> tuple[str, int]:
 
 
 def test_a_request_says_what_is_asked_and_how_long_there_is_for_it() -> None:
-    with PlayedServer() as server, channel_to(server) as channel:
+    with FakeServer() as server, channel_to(server) as channel:
         assert channel.ask(b"body", 2**64 - 1, Waiting(time.monotonic() + 20.0), bytes) == b"body"
         asked = server.requests[0].meta.request
         assert (asked.service_name, asked.method_name) == (SERVICE, "inference")
@@ -74,7 +74,7 @@ def test_a_request_says_what_is_asked_and_how_long_there_is_for_it() -> None:
 
 
 def test_a_call_may_have_all_the_time_in_the_world() -> None:
-    with PlayedServer() as server, channel_to(server) as channel:
+    with FakeServer() as server, channel_to(server) as channel:
         assert ask(channel, b"any time", math.inf) == b"any time"
         assert server.requests[0].meta.request.timeout_ms > 0
 
@@ -83,7 +83,7 @@ def test_a_server_is_told_of_the_trace_and_gets_a_span_of_its_own() -> None:
     trace_id, span_id = 2**127 + 2**63 + 5, 2**64 - 7
     recorded = TraceContext(trace_id, span_id, True)
     try:
-        with PlayedServer() as server, channel_to(server) as channel:
+        with FakeServer() as server, channel_to(server) as channel:
             for context in (recorded, recorded._replace(is_sampled=False)):
                 set_call_trace(format_traceparent(context))
                 ask(channel)
@@ -99,20 +99,20 @@ def test_a_server_is_told_of_the_trace_and_gets_a_span_of_its_own() -> None:
 
 
 def test_servers_take_turns() -> None:
-    with PlayedServer() as one, PlayedServer() as two, channel_to(one, two) as channel:
+    with FakeServer() as one, FakeServer() as two, channel_to(one, two) as channel:
         for _ in range(10):
             ask(channel)
         assert len(one.requests) == len(two.requests) == 5
 
 
 def test_a_server_that_is_not_there_costs_no_request(dead_address: tuple[str, int]) -> None:
-    with PlayedServer() as server, channel_to(dead_address, server) as channel:
+    with FakeServer() as server, channel_to(dead_address, server) as channel:
         for _ in range(5):
             assert ask(channel, b"x") == b"x"
 
 
 def test_the_error_names_every_server_and_its_reason(dead_address: tuple[str, int]) -> None:
-    with PlayedServer(close) as server, channel_to(dead_address, server) as channel:
+    with FakeServer(close) as server, channel_to(dead_address, server) as channel:
         with pytest.raises(PredictorUnavailableError) as caught:
             ask(channel)
         assert str(caught.value) == (
@@ -126,7 +126,7 @@ def test_a_call_whose_connection_breaks_is_made_again_on_another_server() -> Non
         peer.send(answer_to(frame)[:-1])
         peer.close()
 
-    with PlayedServer(half_an_answer) as bad, PlayedServer() as good:
+    with FakeServer(half_an_answer) as bad, FakeServer() as good:
         with channel_to(bad, good) as channel:
             for _ in range(5):
                 assert ask(channel, b"whole") == b"whole"
@@ -144,12 +144,12 @@ def test_a_call_whose_connection_breaks_is_made_again_on_the_only_server() -> No
         else:
             peer.answer(frame)
 
-    with PlayedServer(close_once) as server, channel_to(server) as channel:
+    with FakeServer(close_once) as server, channel_to(server) as channel:
         assert ask(channel, b"again") == b"again"
 
 
 def test_a_server_that_closes_every_connection_is_asked_twice_and_no_more() -> None:
-    with PlayedServer(close) as server, channel_to(server) as channel:
+    with FakeServer(close) as server, channel_to(server) as channel:
         with pytest.raises(PredictorUnavailableError, match="it closed the connection"):
             ask(channel)
         assert len(server.requests) == 2
@@ -157,7 +157,7 @@ def test_a_server_that_closes_every_connection_is_asked_twice_and_no_more() -> N
 
 def test_garbage_is_an_error_and_the_next_call_goes_well() -> None:
     with (
-        PlayedServer(lambda peer, _: peer.send(b"<html>no</html>")) as server,
+        FakeServer(lambda peer, _: peer.send(b"<html>no</html>")) as server,
         channel_to(server) as channel,
     ):
         with pytest.raises(PredictorUnavailableError, match="it answers garbage: no baidu_std"):
@@ -171,7 +171,7 @@ def test_an_answer_of_another_message_is_garbage() -> None:
         raise DecodeError("wrong wire type")
 
     with (
-        PlayedServer() as server,
+        FakeServer() as server,
         channel_to(server) as channel,
         pytest.raises(PredictorUnavailableError, match="garbage: wrong wire type"),
     ):
@@ -183,7 +183,7 @@ def test_a_peer_that_sends_requests_back_is_no_server() -> None:
         peer.send(pack(request_meta("inference", frame.meta.correlation_id), frame.body))
 
     with (
-        PlayedServer(mirror) as server,
+        FakeServer(mirror) as server,
         channel_to(server) as channel,
         pytest.raises(PredictorUnavailableError, match="garbage: a request"),
     ):
@@ -194,7 +194,7 @@ def test_a_peer_that_sends_requests_back_is_no_server() -> None:
 def test_answers_may_be_compressed(compression: int) -> None:
     body = b"text " * 1000
     with (
-        PlayedServer(lambda peer, frame: peer.answer(frame, body, compression)) as server,
+        FakeServer(lambda peer, frame: peer.answer(frame, body, compression)) as server,
         channel_to(server) as channel,
     ):
         assert ask(channel) == body
@@ -207,7 +207,7 @@ def test_a_compression_that_is_unknown_is_garbage() -> None:
         peer.send(pack(frame.meta, b"?"))
 
     with (
-        PlayedServer(answer) as server,
+        FakeServer(answer) as server,
         channel_to(server) as channel,
         pytest.raises(PredictorUnavailableError, match="compress_type 9"),
     ):
@@ -216,8 +216,8 @@ def test_a_compression_that_is_unknown_is_garbage() -> None:
 
 def test_an_error_of_the_server_names_it_and_its_code_and_is_not_tried_again() -> None:
     with (
-        PlayedServer(refuse_with(BrpcCode.INTERNAL)) as one,
-        PlayedServer() as two,
+        FakeServer(refuse_with(BrpcCode.INTERNAL)) as one,
+        FakeServer() as two,
         channel_to(one, two) as channel,
     ):
         with pytest.raises(PredictorError) as caught:
@@ -231,7 +231,7 @@ def test_an_error_of_the_server_names_it_and_its_code_and_is_not_tried_again() -
 
 def test_a_code_of_the_servers_own_is_told() -> None:
     with (
-        PlayedServer(refuse_with(-5000)) as server,
+        FakeServer(refuse_with(-5000)) as server,
         channel_to(server) as channel,
         pytest.raises(PredictorError, match="answered error -5000: because"),
     ):
@@ -240,7 +240,7 @@ def test_a_code_of_the_servers_own_is_told() -> None:
 
 def test_a_server_whose_time_is_over_is_a_deadline_that_passed() -> None:
     with (
-        PlayedServer(refuse_with(BrpcCode.TIMED_OUT)) as server,
+        FakeServer(refuse_with(BrpcCode.TIMED_OUT)) as server,
         channel_to(server) as channel,
         pytest.raises(DeadlineError, match="TIMED_OUT"),
     ):
@@ -250,8 +250,8 @@ def test_a_server_whose_time_is_over_is_a_deadline_that_passed() -> None:
 @pytest.mark.parametrize("code", [1005, 1009, 1011, 1014, 2003, 2004])
 def test_a_server_that_refuses_for_now_passes_the_request_on(code: int) -> None:
     with (
-        PlayedServer(refuse_with(code)) as busy,
-        PlayedServer() as free,
+        FakeServer(refuse_with(code)) as busy,
+        FakeServer() as free,
         channel_to(busy, free) as channel,
     ):
         assert ask(channel, b"x") == b"x"
@@ -259,7 +259,7 @@ def test_a_server_that_refuses_for_now_passes_the_request_on(code: int) -> None:
 
 
 def test_servers_that_all_refuse_for_now_are_asked_once_each() -> None:
-    with PlayedServer(refuse_with(2004)) as one, PlayedServer(refuse_with(1011)) as two:
+    with FakeServer(refuse_with(2004)) as one, FakeServer(refuse_with(1011)) as two:
         with channel_to(one, two) as channel:
             with pytest.raises(PredictorUnavailableError) as caught:
                 ask(channel)
@@ -270,7 +270,7 @@ def test_servers_that_all_refuse_for_now_are_asked_once_each() -> None:
 
 def test_a_server_that_does_not_answer_is_a_deadline_that_passed() -> None:
     with (
-        PlayedServer(Collecting()) as server,
+        FakeServer(Collecting()) as server,
         channel_to(server) as channel,
         pytest.raises(DeadlineError, match=f"no answer from the server at {server.endpoint}"),
     ):
@@ -279,7 +279,7 @@ def test_a_server_that_does_not_answer_is_a_deadline_that_passed() -> None:
 
 def test_a_server_that_does_not_read_is_a_deadline_that_passed() -> None:
     with (
-        PlayedServer(reads=False) as server,
+        FakeServer(reads=False) as server,
         channel_to(server) as channel,
         pytest.raises(DeadlineError),
     ):
@@ -290,8 +290,8 @@ def test_a_server_that_hangs_is_left_out_and_said_to_be(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with (
-        PlayedServer(Collecting()) as hung,
-        PlayedServer() as well,
+        FakeServer(Collecting()) as hung,
+        FakeServer() as well,
         channel_to(hung, well) as channel,
     ):
         late = 0
@@ -308,12 +308,12 @@ def test_a_server_that_hangs_is_left_out_and_said_to_be(
 
 
 def test_a_server_that_comes_back_on_its_port_is_used_at_once() -> None:
-    with PlayedServer() as first, channel_to(first) as channel:
+    with FakeServer() as first, channel_to(first) as channel:
         ask(channel)
         first.close()
         with pytest.raises(PredictorUnavailableError):
             ask(channel)
-        with PlayedServer(port=first.port):
+        with FakeServer(port=first.port):
             assert ask(channel, b"back") == b"back"
 
 
@@ -321,19 +321,19 @@ def test_a_server_that_is_back_is_found_beside_one_that_is_well(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    with PlayedServer() as well, PlayedServer() as first, channel_to(well, first) as channel:
+    with FakeServer() as well, FakeServer() as first, channel_to(well, first) as channel:
         ask(channel)
         ask(channel)
         first.close()
         ask(channel)
         wait_until(lambda: ask(channel) == b"" and "is left out" in caplog.text)
-        with PlayedServer(port=first.port) as second:
+        with FakeServer(port=first.port) as second:
             wait_until(lambda: ask(channel) == b"" and len(second.requests) > 0)
     assert f"[det] {first.endpoint} is asked again" in caplog.text
 
 
 def test_connections_that_a_restart_ended_cost_no_call() -> None:
-    with PlayedServer() as first, channel_to(first) as channel, ThreadPoolExecutor(8) as callers:
+    with FakeServer() as first, channel_to(first) as channel, ThreadPoolExecutor(8) as callers:
         held = Collecting()
         first.behaviour = held
         answers = [callers.submit(ask, channel) for _ in range(8)]
@@ -341,14 +341,14 @@ def test_connections_that_a_restart_ended_cost_no_call() -> None:
             peer.answer(frame)
         assert [answer.result(WAIT_S) for answer in answers] == [b""] * 8
         first.close()
-        with PlayedServer(port=first.port):
+        with FakeServer(port=first.port):
             assert list(callers.map(lambda n: ask(channel, b"%d" % n), range(8))) == [
                 b"%d" % n for n in range(8)
             ]
 
 
 def test_connect_names_the_servers_that_are_not_there(dead_address: tuple[str, int]) -> None:
-    with PlayedServer() as server, channel_to(server, dead_address) as channel:
+    with FakeServer() as server, channel_to(server, dead_address) as channel:
         [problem] = channel.connect(WAIT_S)
         assert problem.startswith(f"127.0.0.1:{dead_address[1]}: cannot connect")
         ask(channel)
@@ -358,7 +358,7 @@ def test_connect_names_the_servers_that_are_not_there(dead_address: tuple[str, i
 def test_a_closed_channel_refuses_and_calls_under_way_finish() -> None:
     held = Collecting()
     with (
-        PlayedServer(held) as server,
+        FakeServer(held) as server,
         ThreadPoolExecutor(1) as one,
         channel_to(server) as channel,
     ):
@@ -374,7 +374,7 @@ def test_a_closed_channel_refuses_and_calls_under_way_finish() -> None:
 def test_a_call_under_way_that_would_have_to_be_made_again_ends_when_closed() -> None:
     held = Collecting()
     with (
-        PlayedServer(held) as server,
+        FakeServer(held) as server,
         ThreadPoolExecutor(1) as one,
         channel_to(server) as channel,
     ):
@@ -401,8 +401,8 @@ def test_many_threads_get_their_own_answers_while_servers_break_connections() ->
             peer.answer(frame)
 
     with (
-        PlayedServer(unreliable) as one,
-        PlayedServer() as two,
+        FakeServer(unreliable) as one,
+        FakeServer() as two,
         channel_to(one, two) as channel,
         ThreadPoolExecutor(64) as callers,
     ):
@@ -431,7 +431,7 @@ if child:
 
 
 def test_parent_and_forked_child_use_connections_of_their_own() -> None:
-    with PlayedServer() as server:
+    with FakeServer() as server:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", FORKS, str(server.port)],
             capture_output=True,
@@ -450,7 +450,7 @@ def test_whatever_a_peer_sends_ends_the_call(data: bytes, is_framed: bool) -> No
         peer.send(b"PRPC\0\0\0\x40\0\0\0\x10" + data if is_framed else data)
         peer.close()
 
-    with PlayedServer(send) as server, channel_to(server) as channel:
+    with FakeServer(send) as server, channel_to(server) as channel:
         with pytest.raises(PredictorUnavailableError):
             ask(channel)
         server.behaviour = echo

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from doubles import wait_until
-from played_brpc import WAIT_S, Collecting, Peer, PlayedServer, answer_to
+from fake_brpc import WAIT_S, Collecting, FakeServer, Peer, answer_to
 
 from pipeline.errors import ClosedError
 from pipeline.predictors.remote import brpc_connection
@@ -32,7 +32,7 @@ def callers() -> Iterator[ThreadPoolExecutor]:
 
 
 @contextlib.contextmanager
-def connected(server: PlayedServer, **arguments: Any) -> Iterator[BrpcConnection]:
+def connected(server: FakeServer, **arguments: Any) -> Iterator[BrpcConnection]:
     connection = BrpcConnection(socket.create_connection(server.address), **arguments)
     try:
         yield connection
@@ -46,7 +46,7 @@ def ask(connection: BrpcConnection, body: bytes, time_s: float = WAIT_S) -> byte
 
 
 def test_a_request_is_answered() -> None:
-    with PlayedServer() as server, connected(server) as connection:
+    with FakeServer() as server, connected(server) as connection:
         assert ask(connection, b"one") == b"one"
         assert ask(connection, b"two") == b"two"
         assert connection.has_answered
@@ -57,7 +57,7 @@ def test_an_answer_may_come_in_pieces() -> None:
         for byte in answer_to(frame):
             peer.send(bytes([byte]))
 
-    with PlayedServer(byte_by_byte) as server, connected(server) as connection:
+    with FakeServer(byte_by_byte) as server, connected(server) as connection:
         assert ask(connection, b"piece by piece") == b"piece by piece"
 
 
@@ -69,7 +69,7 @@ def test_a_late_answer_may_come_in_one_piece_with_one_in_time() -> None:
         if len(held.waiting) == 2:
             peer.send(b"".join(answer_to(each) for _, each in held.waiting))
 
-    with PlayedServer(answer_both) as server, connected(server) as connection:
+    with FakeServer(answer_both) as server, connected(server) as connection:
         with pytest.raises(OutOfTimeError):
             ask(connection, b"late", SOON_S)
         assert ask(connection, b"in time") == b"in time"
@@ -81,7 +81,7 @@ def test_an_answer_may_take_longer_than_one_receive_waits(
 ) -> None:
     monkeypatch.setattr(brpc_connection, "_LONGEST_WAIT_S", 0.001)
     held = Collecting()
-    with PlayedServer(held) as server, connected(server) as connection:
+    with FakeServer(held) as server, connected(server) as connection:
         receives: list[int] = []
         receive = connection._receive
         connection._receive = lambda: (receives.append(1), receive())
@@ -94,14 +94,14 @@ def test_an_answer_may_take_longer_than_one_receive_waits(
 
 
 def test_big_requests_and_answers_go_through() -> None:
-    with PlayedServer() as server, connected(server) as connection:
+    with FakeServer() as server, connected(server) as connection:
         for n in range(3):
             assert ask(connection, bytes([n]) * 9_000_000) == bytes([n]) * 9_000_000
 
 
 def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
     held = Collecting()
-    with PlayedServer(held) as server, connected(server) as connection:
+    with FakeServer(held) as server, connected(server) as connection:
         with pytest.raises(OutOfTimeError):
             ask(connection, b"late", SOON_S)
         [(peer, late)] = held.wait_for(1)
@@ -134,7 +134,7 @@ def test_a_connection_that_is_lost_ends_its_call_at_once(
     callers: ThreadPoolExecutor, ends: Callable[[Peer], object], reason: str
 ) -> None:
     held = Collecting()
-    with PlayedServer(held) as server, connected(server) as connection:
+    with FakeServer(held) as server, connected(server) as connection:
         call = callers.submit(ask, connection, b"lost")
         ends(held.wait_for(1)[0][0])
         with pytest.raises(ConnectionLostError, match=reason):
@@ -143,14 +143,14 @@ def test_a_connection_that_is_lost_ends_its_call_at_once(
 
 
 def test_an_answer_larger_than_allowed_is_refused() -> None:
-    with PlayedServer() as server, connected(server, max_bytes=1000) as connection:
+    with FakeServer() as server, connected(server, max_bytes=1000) as connection:
         assert ask(connection, bytes(900)) == bytes(900)
         with pytest.raises(ConnectionLostError, match="larger than 1000"):
             ask(connection, bytes(1001))
 
 
 def test_a_send_to_a_peer_that_never_reads_ends_in_time() -> None:
-    with PlayedServer(reads=False) as server, connected(server) as connection:
+    with FakeServer(reads=False) as server, connected(server) as connection:
         with pytest.raises(OutOfTimeError):
             ask(connection, BIG, SOON_S)
         assert not connection.is_usable, "half a request is on its way: none can follow"
@@ -167,7 +167,7 @@ def test_a_peer_that_first_wants_to_get_rid_of_a_late_answer_is_read_while_sendi
         else:
             peer.answer(frame, b"big")
 
-    with PlayedServer(answer_when_given_up) as server, connected(server) as connection:
+    with FakeServer(answer_when_given_up) as server, connected(server) as connection:
         with pytest.raises(OutOfTimeError):
             ask(connection, b"late", SOON_S)
         given_up.set()
@@ -175,7 +175,7 @@ def test_a_peer_that_first_wants_to_get_rid_of_a_late_answer_is_read_while_sendi
 
 
 def test_an_idle_connection_that_the_server_closed_is_noticed() -> None:
-    with PlayedServer() as server, connected(server) as connection:
+    with FakeServer() as server, connected(server) as connection:
         ask(connection, b"")
         ask(connection, b"")
         server.peers[0].close()
@@ -184,7 +184,7 @@ def test_an_idle_connection_that_the_server_closed_is_noticed() -> None:
 
 def test_an_idle_connection_with_a_late_answer_is_not_taken_for_closed() -> None:
     held = Collecting()
-    with PlayedServer(held) as server, connected(server) as connection:
+    with FakeServer(held) as server, connected(server) as connection:
         with pytest.raises(OutOfTimeError):
             ask(connection, b"late", SOON_S)
         peer, frame = held.wait_for(1)[0]
@@ -204,7 +204,7 @@ def test_an_idle_connection_with_a_late_answer_is_not_taken_for_closed() -> None
 def test_what_ends_a_connection_ends_the_call_that_is_being_sent(
     callers: ThreadPoolExecutor, ends: Callable[[Peer], object], reason: str
 ) -> None:
-    with PlayedServer(reads=False) as server, connected(server) as connection:
+    with FakeServer(reads=False) as server, connected(server) as connection:
         call = callers.submit(ask, connection, BIG)
         wait_until(lambda: len(server.peers) == 1 and not connection.is_usable)
         ends(server.peers[0])
@@ -216,12 +216,12 @@ def test_what_ends_a_connection_ends_the_call_that_is_being_sent(
 @pytest.mark.parametrize("size", [1, 10_000, 16_300, 16_400, 100_000])
 def test_requests_of_all_sizes_arrive_whole(size: int) -> None:
     body = bytes(range(256)) * (size // 256) + b"end"
-    with PlayedServer() as server, connected(server) as connection:
+    with FakeServer() as server, connected(server) as connection:
         assert [ask(connection, body) for _ in range(3)] == [body] * 3
 
 
 def test_a_short_request_waits_for_room_among_what_is_still_to_be_sent() -> None:
-    with PlayedServer(reads=False) as server, connected(server) as connection:
+    with FakeServer(reads=False) as server, connected(server) as connection:
         connection._socket.setblocking(False)
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -233,7 +233,7 @@ def test_a_short_request_waits_for_room_among_what_is_still_to_be_sent() -> None
 
 
 def test_a_short_request_on_a_broken_connection_says_that_it_broke() -> None:
-    with PlayedServer() as server, connected(server) as connection:
+    with FakeServer() as server, connected(server) as connection:
         connection._socket.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionLostError, match="broke while a request was sent: Broken"):
             ask(connection, b"short")
@@ -243,7 +243,7 @@ def test_a_call_that_nobody_waits_for_any_more_closes_its_connection(
     callers: ThreadPoolExecutor,
 ) -> None:
     left, held = threading.Event(), Collecting()
-    with PlayedServer(held) as server, connected(server) as connection:
+    with FakeServer(held) as server, connected(server) as connection:
         waiting = Waiting(time.monotonic() + WAIT_S, left.is_set)
         meta = request_meta("inference", 0)
         answer = callers.submit(connection.ask, meta, b"x", waiting)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from doubles import Clock, wait_until
-from played_brpc import WAIT_S, Collecting, PlayedServer
+from fake_brpc import WAIT_S, Collecting, FakeServer
 
 from pipeline.predictors.remote.brpc_connection import BrpcConnection
 from pipeline.predictors.remote.pool import (
@@ -72,13 +72,13 @@ def silent_address() -> Iterator[tuple[str, int]]:
 
 
 def test_an_idle_connection_is_used_again() -> None:
-    with PlayedServer() as server, pool_to(server.address) as pool:
+    with FakeServer() as server, pool_to(server.address) as pool:
         assert [run(pool, body) for body in (b"1", b"2", b"3")] == [b"1", b"2", b"3"]
         assert len(server.peers) == 1
 
 
 def test_callers_at_the_same_time_get_connections_of_their_own() -> None:
-    with PlayedServer() as server, pool_to(server.address) as pool:
+    with FakeServer() as server, pool_to(server.address) as pool:
         connections = [take(pool) for _ in range(7)]
         wait_until(lambda: len(server.peers) == 7)
         assert [ask(pool, connection) for connection in connections] == [b""] * 7
@@ -87,7 +87,7 @@ def test_callers_at_the_same_time_get_connections_of_their_own() -> None:
 
 
 def test_no_more_idle_connections_are_kept_than_the_limit() -> None:
-    with PlayedServer() as server, pool_to(server.address) as pool:
+    with FakeServer() as server, pool_to(server.address) as pool:
         connections = [take(pool) for _ in range(MAX_IDLE + 2)]
         for connection in connections:
             pool.give_back(connection)
@@ -96,7 +96,7 @@ def test_no_more_idle_connections_are_kept_than_the_limit() -> None:
 
 def test_many_threads_get_their_own_answers() -> None:
     with (
-        PlayedServer() as server,
+        FakeServer() as server,
         pool_to(server.address) as pool,
         ThreadPoolExecutor(32) as callers,
     ):
@@ -107,7 +107,7 @@ def test_many_threads_get_their_own_answers() -> None:
 
 def test_a_connection_whose_answer_is_late_is_used_again() -> None:
     held = Collecting()
-    with PlayedServer(held) as server, pool_to(server.address) as pool:
+    with FakeServer(held) as server, pool_to(server.address) as pool:
         connection = take(pool)
         with pytest.raises(OutOfTimeError):
             connection.ask(request_meta("inference", 0), b"late", Waiting(time.monotonic() + 0.05))
@@ -117,7 +117,7 @@ def test_a_connection_whose_answer_is_late_is_used_again() -> None:
 
 
 def test_a_connection_that_is_lost_is_replaced() -> None:
-    with PlayedServer() as server, pool_to(server.address) as pool:
+    with FakeServer() as server, pool_to(server.address) as pool:
         run(pool)
         connection = take(pool)
         server.peers[0].close()
@@ -150,7 +150,7 @@ def test_a_server_that_does_not_take_connections_costs_no_more_than_the_deadline
 @pytest.fixture
 def full(dead_address: tuple[str, int]) -> Iterator[tuple[Pool[BrpcConnection], BrpcConnection]]:
     """A pool that has one connection, which is in use, and can open no other."""
-    with PlayedServer() as server, pool_to(server.address) as pool:
+    with FakeServer() as server, pool_to(server.address) as pool:
         connection = take(pool)
         pool._address = dead_address
         yield pool, connection
@@ -191,7 +191,7 @@ def test_who_waits_for_a_connection_that_is_lost_is_told_why_there_is_no_other(f
 def test_after_retiring_calls_under_way_finish_and_others_get_new_connections() -> None:
     held = Collecting()
     with (
-        PlayedServer(held) as server,
+        FakeServer(held) as server,
         pool_to(server.address) as pool,
         ThreadPoolExecutor(1) as one,
     ):
@@ -212,14 +212,14 @@ def test_an_idle_connection_that_the_server_closed_is_not_used_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(BrpcConnection, "has_ended", lambda connection: True)
-    with PlayedServer() as server, pool_to(server.address) as pool:
+    with FakeServer() as server, pool_to(server.address) as pool:
         run(pool, b"first")
         assert run(pool, b"second") == b"second"
         assert len(server.peers) == 2
 
 
 def test_a_probe_finds_a_server_and_its_connection_is_used() -> None:
-    with PlayedServer() as server, pool_to(server.address) as pool:
+    with FakeServer() as server, pool_to(server.address) as pool:
         wait_until(lambda: pool.probe() is True)
         assert run(pool, b"probed") == b"probed"
         assert len(server.peers) == 1
@@ -244,7 +244,7 @@ def test_a_probe_that_gets_no_answer_waits_for_nothing_and_fails_in_the_end(
 
 def test_after_close_calls_under_way_finish_and_no_new_ones_begin() -> None:
     held = Collecting()
-    with PlayedServer(held) as server, ThreadPoolExecutor(1) as one:
+    with FakeServer(held) as server, ThreadPoolExecutor(1) as one:
         pool = Pool(server.address, BrpcConnection)
         answer = one.submit(run, pool, b"last")
         [(peer, frame)] = held.wait_for(1)
@@ -257,7 +257,7 @@ def test_after_close_calls_under_way_finish_and_no_new_ones_begin() -> None:
 
 
 def test_what_is_connected_after_close_is_closed_too() -> None:
-    with PlayedServer() as server:
+    with FakeServer() as server:
         pool = Pool(server.address, BrpcConnection)
         pool.close()
         assert pool.probe() is None
@@ -265,5 +265,5 @@ def test_what_is_connected_after_close_is_closed_too() -> None:
 
 
 def test_a_connection_is_made_to_a_name() -> None:
-    with PlayedServer() as server:
+    with FakeServer() as server:
         dial(("localhost", server.port), time.monotonic() + WAIT_S).close()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from played_brpc import WAIT_S, Collecting, Peer, PlayedServer
+from fake_brpc import WAIT_S, Collecting, FakeServer, Peer
 
 from pipeline.deadline import set_call_deadline
 from pipeline.errors import (
@@ -72,7 +72,7 @@ def predictor_to(*endpoints: str, conf: Path, **fields: Any) -> Iterator[General
 
 def test_arrays_go_there_and_back(conf: Path) -> None:
     with (
-        PlayedServer(echo_outputs) as server,
+        FakeServer(echo_outputs) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
     ):
         seam: Predictor = predictor
@@ -86,7 +86,7 @@ def test_arrays_go_there_and_back(conf: Path) -> None:
 
 def test_the_id_of_the_request_goes_with_it(conf: Path) -> None:
     with (
-        PlayedServer(echo_outputs) as server,
+        FakeServer(echo_outputs) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
     ):
         predictor.predict(FEED, log_id=2**63 + 5)
@@ -112,7 +112,7 @@ def test_a_wrong_feed_is_refused_before_anything_is_sent(
     conf: Path, feed: dict[str, Any], error: type[Exception]
 ) -> None:
     with (
-        PlayedServer(echo_outputs) as server,
+        FakeServer(echo_outputs) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
     ):
         with pytest.raises(error, match=r"^\[rec\]"):
@@ -122,7 +122,7 @@ def test_a_wrong_feed_is_refused_before_anything_is_sent(
 
 def test_an_unknown_argument_is_a_mistake_of_the_caller(conf: Path) -> None:
     with (
-        PlayedServer(echo_outputs) as server,
+        FakeServer(echo_outputs) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
         pytest.raises(TypeError),
     ):
@@ -134,7 +134,7 @@ def test_the_models_own_error_is_told(conf: Path) -> None:
         peer.answer(frame, Response(err_no=5, err_msg="no memory").SerializeToString())
 
     with (
-        PlayedServer(fail) as server,
+        FakeServer(fail) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
         pytest.raises(PredictorError, match="error 5: no memory"),
     ):
@@ -143,7 +143,7 @@ def test_the_models_own_error_is_told(conf: Path) -> None:
 
 def test_an_answer_that_is_no_response_is_garbage_and_the_next_call_goes_well(conf: Path) -> None:
     with (
-        PlayedServer(lambda peer, frame: peer.answer(frame, b"\xff\xff\xff")) as server,
+        FakeServer(lambda peer, frame: peer.answer(frame, b"\xff\xff\xff")) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
     ):
         with pytest.raises(PredictorUnavailableError, match="garbage"):
@@ -160,7 +160,7 @@ def test_each_limit_of_time_ends_a_call(conf: Path, limit: str) -> None:
     if limit == "call":
         call.run(set_call_deadline, time.monotonic() + SOON_S)
     with (
-        PlayedServer(Collecting()) as server,
+        FakeServer(Collecting()) as server,
         predictor_to(server.endpoint, conf=conf, timeout_s=timeout_s) as predictor,
         pytest.raises(DeadlineError, match=r"no answer from the server at|the deadline passed"),
     ):
@@ -169,7 +169,7 @@ def test_each_limit_of_time_ends_a_call(conf: Path, limit: str) -> None:
 
 def test_nothing_is_sent_when_no_time_is_left(conf: Path) -> None:
     with (
-        PlayedServer(echo_outputs) as server,
+        FakeServer(echo_outputs) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
     ):
         with pytest.raises(DeadlineError):
@@ -188,13 +188,13 @@ def test_a_server_that_is_down_at_start_is_a_warning_and_may_come_later(
         assert record.getMessage().startswith(f"[rec] no server at 127.0.0.1:{port}: cannot")
         with pytest.raises(PredictorUnavailableError, match="Connection refused"):
             predictor.predict(FEED)
-        with PlayedServer(echo_outputs, port):
+        with FakeServer(echo_outputs, port):
             assert predictor.predict(FEED)
 
 
 def test_a_closed_predictor_refuses(conf: Path) -> None:
     with (
-        PlayedServer(echo_outputs) as server,
+        FakeServer(echo_outputs) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
     ):
         predictor.predict(FEED)
@@ -211,7 +211,7 @@ def test_many_threads_share_a_predictor(conf: Path) -> None:
         return float(predictor.predict(feed, fetch=["x"])["x"][0, 12])
 
     with (
-        PlayedServer(echo_outputs) as server,
+        FakeServer(echo_outputs) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
         ThreadPoolExecutor(64) as callers,
     ):

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import pytest
 import uvloop
-from nursery import KILLED
-from obedient import obey, open_files, our_files, status_of
+from stepped_zygotes import KILLED
+from zygote_children import obey, open_files, our_files, status_of
 
 from pipeline.workers.zygote.controller import Child, Zygotes
 
@@ -22,8 +22,10 @@ from pipeline.workers.zygote.controller import Child, Zygotes
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 @pytest.mark.parametrize("new_loop", [asyncio.SelectorEventLoop, uvloop.new_event_loop])
-def test_children_talk_over_their_sockets_and_know_their_numbers(nursery, start_method, new_loop):
-    family = nursery(start_method=start_method, new_loop=new_loop)
+def test_children_talk_over_their_sockets_and_know_their_numbers(
+    make_family, start_method, new_loop
+):
+    family = make_family(start_method=start_method, new_loop=new_loop)
     children = [family.start(number=i) for i in range(3)]
     assert [child.state for child in children] == ["starting"] * 3
     assert [family.ask(child, "number") for child in children] == ["0", "1", "2"]
@@ -34,8 +36,10 @@ def test_children_talk_over_their_sockets_and_know_their_numbers(nursery, start_
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_runtimes_are_imported_once_for_all_children(nursery, start_method):
-    family = nursery(start_method=start_method, runtimes=["obedient:load_runtime", "nobody:here"])
+def test_runtimes_are_imported_once_for_all_children(make_family, start_method):
+    family = make_family(
+        start_method=start_method, runtimes=["zygote_children:load_runtime", "nobody:here"]
+    )
     loaded = [family.ask(family.start(), "loaded") for _ in range(3)]
     assert loaded == [f"[{family.pids[0]}]"] * 3, "what fails is the children's to tell"
     for _ in range(2):
@@ -49,36 +53,38 @@ def test_runtimes_are_imported_once_for_all_children(nursery, start_method):
     ("runtime", "why"),
     [("load_with_thread", "it starts threads (1)"), ("load_and_end", "it ends the process")],
 )
-def test_what_cannot_be_forked_is_left_to_the_children(nursery, caplog, start_method, runtime, why):
-    family = nursery(start_method=start_method, runtimes=[f"obedient:{runtime}"])
+def test_what_cannot_be_forked_is_left_to_the_children(
+    make_family, caplog, start_method, runtime, why
+):
+    family = make_family(start_method=start_method, runtimes=[f"zygote_children:{runtime}"])
     children = [family.start() for _ in range(3)]
     assert [family.ask(child, "loaded") for child in children] == ["[]"] * 3
-    assert caplog.messages == [f"each worker process imports obedient for itself: {why}"]
+    assert caplog.messages == [f"each worker process imports zygote_children for itself: {why}"]
 
 
-def test_a_child_runs_the_main_that_it_was_started_for(nursery):
-    family = nursery(obey, lambda sock, number: sock.sendall(b"the other main"))
+def test_a_child_runs_the_main_that_it_was_started_for(make_family):
+    family = make_family(obey, lambda sock, number: sock.sendall(b"the other main"))
     assert family.hear(family.start(main=1)) == b"the other main"
 
 
-def test_a_child_has_what_the_user_opened_and_set_before(nursery, tmp_path):
+def test_a_child_has_what_the_user_opened_and_set_before(make_family, tmp_path):
     (tmp_path / "words").write_text("one two")
     with open(tmp_path / "words") as words:
-        family = nursery(lambda sock, number: sock.sendall(words.read().encode()))
+        family = make_family(lambda sock, number: sock.sendall(words.read().encode()))
         assert family.hear(family.start()) == b"one two"
 
 
-def test_a_child_has_no_socket_but_its_own(nursery):
+def test_a_child_has_no_socket_but_its_own(make_family):
     before = sum(name.startswith("socket:") for name in open_files())
-    family = nursery()
+    family = make_family()
     children = [family.start_and_ask() for _ in range(2)]
     assert [family.ask(child, "sockets") for child in children] == [str(before + 1)] * 2
     assert [family.ask(child, "pidfds") for child in children] == ["0"] * 2
 
 
-def test_a_child_of_a_clone_has_no_socket_but_its_own(nursery):
+def test_a_child_of_a_clone_has_no_socket_but_its_own(make_family):
     before = sum(name.startswith("socket:") for name in open_files())
-    family = nursery()
+    family = make_family()
     for _ in range(2):
         pid = family.pids[0]
         os.kill(pid, signal.SIGKILL)
@@ -88,25 +94,25 @@ def test_a_child_of_a_clone_has_no_socket_but_its_own(nursery):
     assert family.ask(child, "pidfds") == "0"
 
 
-def test_an_asyncio_loop_can_run_in_a_child_though_the_fork_was_in_a_running_one(nursery):
+def test_an_asyncio_loop_can_run_in_a_child_though_the_fork_was_in_a_running_one(make_family):
     async def make() -> Zygotes:
         return Zygotes([obey])
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         zygotes = runner.run(make())
-    family = nursery()
+    family = make_family()
     family.zygotes.close_now()
     family.zygotes = zygotes
     zygotes.attach(family.loop)
     assert family.ask(family.start(), "asyncio") == "ran"
 
 
-def test_zygotes_forked_from_a_thread_give_children_a_main_thread(nursery):
+def test_zygotes_forked_from_a_thread_give_children_a_main_thread(make_family):
     made: list[Zygotes] = []
     thread = threading.Thread(target=lambda: made.append(Zygotes([obey])), name="any")
     thread.start()
     thread.join()
-    family = nursery()
+    family = make_family()
     family.zygotes.close_now()
     (family.zygotes,) = made
     family.zygotes.attach(family.loop)
@@ -115,12 +121,12 @@ def test_zygotes_forked_from_a_thread_give_children_a_main_thread(nursery):
     assert family.ask(child, "is main") == "True"
 
 
-def test_a_zygote_has_one_thread_whatever_the_parent_has(nursery):
+def test_a_zygote_has_one_thread_whatever_the_parent_has(make_family):
     release = threading.Event()
     thread = threading.Thread(target=release.wait)
     thread.start()
     try:
-        family = nursery()
+        family = make_family()
         family.start_and_ask()
         pid = family.pids[0]
         os.kill(pid, signal.SIGKILL)
@@ -132,15 +138,15 @@ def test_a_zygote_has_one_thread_whatever_the_parent_has(nursery):
         thread.join()
 
 
-def test_the_pages_of_a_zygote_stay_shared(nursery):
-    family = nursery()
+def test_the_pages_of_a_zygote_stay_shared(make_family):
+    family = make_family()
     assert family.ask(family.start(), "is frozen") == "True"
 
 
-def test_a_default_timeout_of_sockets_does_not_touch_ours(nursery):
+def test_a_default_timeout_of_sockets_does_not_touch_ours(make_family):
     socket.setdefaulttimeout(0.001)
     try:
-        family = nursery()
+        family = make_family()
         child = family.start()
         assert family.ask(child, "timeout") == "0.001"
         for _ in range(3):  # each takes far longer than that timeout
@@ -153,11 +159,11 @@ def test_a_default_timeout_of_sockets_does_not_touch_ours(nursery):
 # Signals ------------------------------------------------------------------------------------
 
 
-def test_handlers_and_masks_of_the_parent_are_not_inherited(nursery):
+def test_handlers_and_masks_of_the_parent_are_not_inherited(make_family):
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
-        family = nursery()
+        family = make_family()
         child = family.start()
         assert family.ask(child, "blocked") == "0"
         assert signal.SIGUSR2 in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "the parent's stays"
@@ -169,14 +175,14 @@ def test_handlers_and_masks_of_the_parent_are_not_inherited(nursery):
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_what_a_child_executes_has_the_default_handlers(nursery):
-    family = nursery()
+def test_what_a_child_executes_has_the_default_handlers(make_family):
+    family = make_family()
     assert family.ask(family.start(), "sh") == str(-signal.SIGINT)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_children_and_zygotes_live_on_when_they_are_interrupted(nursery, number):
-    family = nursery()
+def test_children_and_zygotes_live_on_when_they_are_interrupted(make_family, number):
+    family = make_family()
     child = family.start_and_ask()
     for pid in (*family.pids, child.pid):
         os.kill(pid, number)
@@ -201,8 +207,8 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-def test_it_is_told_how_a_child_ended(nursery, how, capfd):
-    family = nursery()
+def test_it_is_told_how_a_child_ended(make_family, how, capfd):
+    family = make_family()
     child, neighbour = family.start_and_ask(), family.start_and_ask()
     family.say(child, how)
     family.until_ended(child)
@@ -214,16 +220,16 @@ def test_it_is_told_how_a_child_ended(nursery, how, capfd):
     assert ("no more of this\n" in printed) == (how == "sys.exit text")
 
 
-def test_a_child_that_somebody_killed(nursery):
-    family = nursery()
+def test_a_child_that_somebody_killed(make_family):
+    family = make_family()
     child = family.start_and_ask()
     os.kill(child.pid, signal.SIGKILL)
     family.until_ended(child)
     assert child.ending == KILLED
 
 
-def test_stops_and_continues_are_told(nursery):
-    family = nursery()
+def test_stops_and_continues_are_told(make_family):
+    family = make_family()
     child = family.start_and_ask()
     os.kill(child.pid, signal.SIGSTOP)
     family.until(lambda: child.state == "stopped")
@@ -233,8 +239,8 @@ def test_stops_and_continues_are_told(nursery):
     assert family.ask(child, "ping") == "pong"
 
 
-def test_a_stopped_child_can_be_killed(nursery):
-    family = nursery()
+def test_a_stopped_child_can_be_killed(make_family):
+    family = make_family()
     child = family.start_and_ask()
     os.kill(child.pid, signal.SIGSTOP)
     family.until(lambda: child.state == "stopped")
@@ -243,8 +249,8 @@ def test_a_stopped_child_can_be_killed(nursery):
     assert (family.states[child], child.ending) == (["stopped", "ended"], KILLED)
 
 
-def test_a_child_can_be_killed_before_it_is_known_to_run(nursery):
-    family = nursery()
+def test_a_child_can_be_killed_before_it_is_known_to_run(make_family):
+    family = make_family()
     child = family.start()
     child.kill()
     family.until_ended(child)
@@ -252,8 +258,8 @@ def test_a_child_can_be_killed_before_it_is_known_to_run(nursery):
     assert family.hear(child) == b""
 
 
-def test_killing_again_or_after_the_end_does_nothing(nursery):
-    family = nursery()
+def test_killing_again_or_after_the_end_does_nothing(make_family):
+    family = make_family()
     child, neighbour = family.start_and_ask(), family.start_and_ask()
     child.kill()
     child.kill()
@@ -263,8 +269,8 @@ def test_killing_again_or_after_the_end_does_nothing(nursery):
     assert family.states[child] == ["ended"]
 
 
-def test_an_owner_that_raises_does_not_keep_the_news_from_others(nursery):
-    family = nursery()
+def test_an_owner_that_raises_does_not_keep_the_news_from_others(make_family):
+    family = make_family()
     told: list[Any] = []
     family.loop.set_exception_handler(lambda loop, context: told.append(context))
 
@@ -282,8 +288,8 @@ def test_an_owner_that_raises_does_not_keep_the_news_from_others(nursery):
     ]
 
 
-def test_nothing_is_left_of_hundreds_of_children(nursery):
-    family = nursery()
+def test_nothing_is_left_of_hundreds_of_children(make_family):
+    family = make_family()
     family.start_and_ask().kill()
     family.until_ended(*family.children)
     ours, theirs = our_files(), [open_files(pid) for pid in family.pids]

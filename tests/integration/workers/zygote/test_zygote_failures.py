@@ -18,8 +18,8 @@ from collections.abc import Callable
 import pytest
 from doubles import wait_until
 from garbage import collect
-from nursery import KILLED, VANISHED
-from obedient import living, obey, our_files, status_of
+from stepped_zygotes import KILLED, VANISHED
+from zygote_children import living, obey, our_files, status_of
 
 from pipeline.errors import InitError
 from pipeline.workers.zygote import controller
@@ -30,8 +30,8 @@ from pipeline.workers.zygote.main import Kill
 # A system that has run out ------------------------------------------------------------------
 
 
-def test_more_starts_than_the_socket_holds_wait_for_their_turn(nursery):
-    family = nursery()
+def test_more_starts_than_the_socket_holds_wait_for_their_turn(make_family):
+    family = make_family()
     os.kill(family.pids[0], signal.SIGSTOP)
     wait_until(lambda: status_of(family.pids[0], "State").startswith("T"))
     family.zygotes._zygotes[0].control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
@@ -43,10 +43,10 @@ def test_more_starts_than_the_socket_holds_wait_for_their_turn(nursery):
     assert answers == [str(i) for i in range(60) if i != 50]
 
 
-def test_a_zygote_that_cannot_fork_says_so_and_stays(nursery, monkeypatch):
+def test_a_zygote_that_cannot_fork_says_so_and_stays(make_family, monkeypatch):
     with monkeypatch.context() as patch:
         refuse_forks_of_others(patch)
-        family = nursery()
+        family = make_family()
     child = family.start()
     family.until_ended(child)
     assert child.ending == "could not be started: [Errno 11] no more processes"
@@ -54,10 +54,10 @@ def test_a_zygote_that_cannot_fork_says_so_and_stays(nursery, monkeypatch):
     assert child.pid is None
 
 
-def test_a_spare_that_cannot_be_cloned_is_tried_again_with_the_next_start(nursery, monkeypatch):
+def test_a_spare_that_cannot_be_cloned_is_tried_again_with_the_next_start(make_family, monkeypatch):
     with monkeypatch.context() as patch:
         refuse_forks_of_others(patch)
-        family = nursery()
+        family = make_family()
     active, spare = family.pids
     os.kill(spare, signal.SIGKILL)
     family.until(lambda: family.pids == [active])
@@ -79,15 +79,15 @@ def refuse_forks_of_others(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "fork", fork_at_home)
 
 
-def test_no_descriptor_for_a_child_is_an_error_that_says_so(nursery):
-    family = nursery()
+def test_no_descriptor_for_a_child_is_an_error_that_says_so(make_family):
+    family = make_family()
     with NoDescriptorLeft(), pytest.raises(InitError, match="ulimit -n"):
         family.start()
     assert family.ask(family.start(), "ping") == "pong"
 
 
-def test_no_descriptor_for_the_pidfd_of_a_child_costs_nothing_but_that(nursery):
-    family = nursery()
+def test_no_descriptor_for_the_pidfd_of_a_child_costs_nothing_but_that(make_family):
+    family = make_family()
     child = family.start()
 
     async def learn_that_it_runs() -> None:
@@ -145,8 +145,8 @@ def test_another_system_than_linux_is_told_apart(monkeypatch):
 # Zygotes that die ---------------------------------------------------------------------------
 
 
-def test_children_die_with_their_zygote_also_while_the_parent_sleeps(nursery):
-    family = nursery()
+def test_children_die_with_their_zygote_also_while_the_parent_sleeps(make_family):
+    family = make_family()
     children = [family.start_and_ask() for _ in range(2)]
     os.kill(family.pids[0], signal.SIGKILL)
     wait_until(lambda: not living(child.pid for child in children))
@@ -155,8 +155,8 @@ def test_children_die_with_their_zygote_also_while_the_parent_sleeps(nursery):
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_the_spare_takes_over_and_is_replaced(nursery, start_method):
-    family = nursery(start_method=start_method)
+def test_the_spare_takes_over_and_is_replaced(make_family, start_method):
+    family = make_family(start_method=start_method)
     for _ in range(4):
         active, spare = family.pids
         child = family.start_and_ask()
@@ -170,8 +170,8 @@ def test_the_spare_takes_over_and_is_replaced(nursery, start_method):
         family.until(lambda active=active: status_of(active, "State") == "X")
 
 
-def test_children_of_the_active_one_live_on_when_the_spare_dies(nursery):
-    family = nursery()
+def test_children_of_the_active_one_live_on_when_the_spare_dies(make_family):
+    family = make_family()
     child = family.start_and_ask()
     active, spare = family.pids
     os.kill(spare, signal.SIGKILL)
@@ -182,8 +182,8 @@ def test_children_of_the_active_one_live_on_when_the_spare_dies(nursery):
     family.until(lambda: status_of(spare, "State") == "X")
 
 
-def test_how_a_child_ended_is_told_even_if_its_zygote_died_after_telling(nursery):
-    family = nursery()
+def test_how_a_child_ended_is_told_even_if_its_zygote_died_after_telling(make_family):
+    family = make_family()
     child = family.start_and_ask()
     pid = family.pids[0]
     family.say(child, "os._exit")
@@ -200,8 +200,8 @@ def test_how_a_child_ended_is_told_even_if_its_zygote_died_after_telling(nursery
     assert unread.ending == VANISHED
 
 
-def test_requests_that_a_dead_zygote_did_not_read_end_their_children(nursery):
-    family = nursery()
+def test_requests_that_a_dead_zygote_did_not_read_end_their_children(make_family):
+    family = make_family()
     pid = family.pids[0]
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: status_of(pid, "State").startswith("T"))
@@ -215,8 +215,8 @@ def test_requests_that_a_dead_zygote_did_not_read_end_their_children(nursery):
 
 
 @pytest.mark.parametrize("is_asked_to", ["kill", "start"])
-def test_a_zygote_that_was_stopped_is_killed_when_it_is_needed(nursery, is_asked_to):
-    family = nursery(reply_timeout_s=0.05)
+def test_a_zygote_that_was_stopped_is_killed_when_it_is_needed(make_family, is_asked_to):
+    family = make_family(reply_timeout_s=0.05)
     child = family.start_and_ask()
     active, spare = family.pids
     os.kill(active, signal.SIGSTOP)
@@ -232,10 +232,10 @@ def test_a_zygote_that_was_stopped_is_killed_when_it_is_needed(nursery, is_asked
     assert family.pids[0] == spare
 
 
-def test_a_zygote_that_waits_for_a_core_has_a_minute_more(nursery, monkeypatch):
+def test_a_zygote_that_waits_for_a_core_has_a_minute_more(make_family, monkeypatch):
     asked = []
     monkeypatch.setattr(controller, "is_at_work", lambda pid: asked.append(pid) or len(asked) < 5)
-    family = nursery(reply_timeout_s=0.01)
+    family = make_family(reply_timeout_s=0.01)
     active = family.pids[0]
     os.kill(active, signal.SIGSTOP)
     wait_until(lambda: status_of(active, "State").startswith("T"))
@@ -243,10 +243,10 @@ def test_a_zygote_that_waits_for_a_core_has_a_minute_more(nursery, monkeypatch):
     assert asked == [active] * 5
 
 
-def test_a_zygote_that_says_nothing_for_that_minute_is_killed(nursery, monkeypatch):
+def test_a_zygote_that_says_nothing_for_that_minute_is_killed(make_family, monkeypatch):
     monkeypatch.setattr(controller, "is_at_work", lambda pid: True)
     monkeypatch.setattr(controller, "_BUSY_S", 0.05)
-    family = nursery(reply_timeout_s=0.01)
+    family = make_family(reply_timeout_s=0.01)
     os.kill(family.pids[0], signal.SIGSTOP)
     child = family.start()
     family.until_ended(child)
@@ -262,8 +262,8 @@ def test_who_runs_is_at_work_and_who_is_stopped_is_not():
     assert not is_at_work(process.pid)
 
 
-def test_a_zygote_is_not_blamed_for_a_child_that_takes_its_time_to_die(nursery):
-    family = nursery()
+def test_a_zygote_is_not_blamed_for_a_child_that_takes_its_time_to_die(make_family):
+    family = make_family()
     pids = family.pids
     child = family.start_and_ask()
     active = family.zygotes._zygotes[0]
@@ -278,8 +278,8 @@ def test_a_zygote_is_not_blamed_for_a_child_that_takes_its_time_to_die(nursery):
     assert family.pids == pids
 
 
-def test_a_zygote_that_owes_nothing_is_left_alone(nursery):
-    family = nursery()
+def test_a_zygote_that_owes_nothing_is_left_alone(make_family):
+    family = make_family()
     pids = family.pids
     child = family.start_and_ask()
     child.kill()
@@ -291,8 +291,8 @@ def test_a_zygote_that_owes_nothing_is_left_alone(nursery):
     assert family.pids == pids
 
 
-def test_without_zygotes_starts_end_at_once_and_say_why(nursery):
-    family = nursery()
+def test_without_zygotes_starts_end_at_once_and_say_why(make_family):
+    family = make_family()
     child = family.start_and_ask()
     for pid in family.pids:
         os.kill(pid, signal.SIGSTOP)  # so that neither is asked for a clone in between
@@ -307,8 +307,8 @@ def test_without_zygotes_starts_end_at_once_and_say_why(nursery):
     late.kill()
 
 
-def test_zygotes_that_revive_are_spawned_anew_when_both_were_lost(nursery):
-    family = nursery(revives=True)
+def test_zygotes_that_revive_are_spawned_anew_when_both_were_lost(make_family):
+    family = make_family(revives=True)
     family.start_and_ask()
     for _ in range(2):
         pids = family.pids
@@ -322,10 +322,10 @@ def test_zygotes_that_revive_are_spawned_anew_when_both_were_lost(nursery):
         assert not set(pids) & set(family.pids)
 
 
-def test_what_is_killed_in_any_order_ends_once(nursery):
+def test_what_is_killed_in_any_order_ends_once(make_family):
     """A storm: starts, kills, stops, deaths of zygotes; the fixture counts the reports."""
     dice = random.Random(20250731)
-    family = nursery()
+    family = make_family()
     storm: list[Callable[[], object]] = [
         family.start,
         family.start,
@@ -363,8 +363,8 @@ def send(child: Child, number: int) -> None:
 # Closing ------------------------------------------------------------------------------------
 
 
-def test_closing_reports_every_child_and_leaves_no_process(nursery):
-    family = nursery()
+def test_closing_reports_every_child_and_leaves_no_process(make_family):
+    family = make_family()
     children = [family.start_and_ask() for _ in range(3)]
     os.kill(children[0].pid, signal.SIGSTOP)
     starting = family.start()
@@ -376,8 +376,8 @@ def test_closing_reports_every_child_and_leaves_no_process(nursery):
     family.run(family.zygotes.close(5.0))
 
 
-def test_closing_does_not_wait_for_zygotes_that_hang(nursery):
-    family = nursery()
+def test_closing_does_not_wait_for_zygotes_that_hang(make_family):
+    family = make_family()
     child = family.start_and_ask()
     zygotes = family.pids
     for pid in zygotes:
@@ -387,16 +387,16 @@ def test_closing_does_not_wait_for_zygotes_that_hang(nursery):
     assert not [pid for pid in zygotes if status_of(pid, "State") != "X"], "they are reaped"
 
 
-def test_a_start_after_closing_ends_at_once_and_says_why(nursery):
-    family = nursery()
+def test_a_start_after_closing_ends_at_once_and_says_why(make_family):
+    family = make_family()
     family.run(family.zygotes.close(5.0))
     child = family.start()
     family.until_ended(child)
     assert child.ending == "could not be started: the server is stopping"
 
 
-def test_closing_that_is_given_up_still_leaves_nothing(nursery):
-    family = nursery()
+def test_closing_that_is_given_up_still_leaves_nothing(make_family):
+    family = make_family()
     child = family.start_and_ask()
     pids = family.pids
     for pid in pids:

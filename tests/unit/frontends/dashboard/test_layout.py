@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+from fake_page import graph_of
 from hypothesis import given
 from hypothesis import strategies as st
-from played_page import graph_of
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.graph import build_graph

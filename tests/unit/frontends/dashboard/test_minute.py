@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from played_page import MS, request, rows
+from fake_page import MS, request, rows
 
 from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
 from pipeline.frontends.dashboard.recent import SECONDS, LastMinute, merged

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 from doubles import run_virtual, virtual
+from fake_page import MS, never_ran, request, rows, turn
 from hypothesis import given
 from hypothesis import strategies as st
-from played_page import MS, never_ran, request, rows, turn
 
 from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
 from pipeline.frontends.dashboard.recent import (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from doubles import run_virtual
-from played_http import PlayedTransport
+from fake_transport import FakeTransport
 
 from pipeline.answer_head import AnswerHead, head_of
 from pipeline.engine.run.payload import MemoryDomain
@@ -72,8 +72,8 @@ class Place:
         self.at_once: Callable[[bytes], Any] | None = None
         self.exchanges: list[Exchange] = []
 
-    def connect(self) -> PlayedTransport:
-        return PlayedTransport(HttpConnection(self))  # type: ignore[arg-type]
+    def connect(self) -> FakeTransport:
+        return FakeTransport(HttpConnection(self))  # type: ignore[arg-type]
 
     # A listener
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from doubles import run_virtual
-from played_http import PlayedTransport
+from fake_transport import FakeTransport
 from raw_ws import masked
 
 from pipeline.frontends.api.sockets import Talk
@@ -16,7 +16,7 @@ from pipeline.frontends.http.websocket import MORE, PONG, TEXT, WebSocket, frame
 from pipeline.proto.slices import SLICE_BYTES, Limits
 
 
-class Transport(PlayedTransport):
+class Transport(FakeTransport):
     """A transport whose caller reads nothing; `is_full`: it says so at once.
 
     `lingers`: it was not closed at once.

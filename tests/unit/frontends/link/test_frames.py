@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import linked
+import link_peer
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +48,7 @@ Seen = tuple[Any, ...]
 def test_frames_are_the_golden_ones():
     open_data = {"timeout_ns": -1, "metadata": b"a\nb\n", "method": 7, "caller": b"c:1"}
     written = {
-        "open": linked.message(258, b"data", **open_data),
+        "open": link_peer.message(258, b"data", **open_data),
         "open without time, a message of a stream follows": frame(
             OPEN, 1, OPENED.pack(0, 0, 0), 0, 2
         ),
@@ -153,10 +153,10 @@ def test_an_end_holds_a_text_of_any_length_and_of_any_character():
     text = "\ud800" + "ä" * 60_000
     payload = frames.end_of(13, 500, 1, 2**20, text, b"a\n" * 30_000)
     assert len(payload) <= FRAME_BYTES
-    status, err_no, said = linked.refusal_of((END, 1, payload))
+    status, err_no, said = link_peer.refusal_of((END, 1, payload))
     assert (status, err_no) == (500, 1)
     assert said.startswith("\\ud800ää")
-    assert linked.retry_after_s_of((END, 1, payload)) == 0xFFFF
+    assert link_peer.retry_after_s_of((END, 1, payload)) == 0xFFFF
 
 
 @pytest.mark.parametrize("payload", [b"", b"123", b"12345"])

@@ -6,25 +6,25 @@ import dataclasses
 import math
 
 import pytest
+from fake_service import FakeOp, play, request, requests_of, turns_of, with_settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played_service import PlayedOp, play, request, requests_of, turns_of, with_settings
 
 from pipeline.observe.analysis.advice import Advice, advise
 from pipeline.observe.analysis.figures import Figures, figures_of
 
 
-def measured(ops: dict[str, PlayedOp], clients: int = 32, count: int = 400) -> Figures:
+def measured(ops: dict[str, FakeOp], clients: int = 32, count: int = 400) -> Figures:
     turns, requests = play([*ops.values()], clients, count)
     return figures_of(turns, requests, [*ops])
 
 
-def advice_on(ops: dict[str, PlayedOp], target_per_s: float | None = None) -> Advice:
+def advice_on(ops: dict[str, FakeOp], target_per_s: float | None = None) -> Advice:
     return advise(measured(ops), target_per_s)
 
 
 def test_the_slowest_op_is_the_bottleneck_and_gets_the_workers_it_lacks():
-    advice = advice_on({"words": PlayedOp(1, 0), "rank": PlayedOp(8, 0)})
+    advice = advice_on({"words": FakeOp(1, 0), "rank": FakeOp(8, 0)})
     assert (advice.bottleneck, advice.is_full) == ("rank", True)
     assert advice.target_per_s == pytest.approx(500, rel=0.02)  # four times as much
     assert advice.as_config() == {"rank": {"concurrency": 4}}
@@ -33,7 +33,7 @@ def test_the_slowest_op_is_the_bottleneck_and_gets_the_workers_it_lacks():
 
 
 def test_no_more_is_aimed_at_than_the_callers_can_ask_for():
-    figures = measured({"words": PlayedOp(1, 0), "rank": PlayedOp(8, 0)}, clients=2)
+    figures = measured({"words": FakeOp(1, 0), "rank": FakeOp(8, 0)}, clients=2)
     advice = advise(figures)
     assert advice.target_per_s == pytest.approx(2 / 0.009, rel=0.02)
     assert advice.as_config() == {"rank": {"concurrency": 2}}
@@ -41,21 +41,21 @@ def test_no_more_is_aimed_at_than_the_callers_can_ask_for():
 
 def test_whoever_names_a_rate_is_told_the_workers_for_it():
     """op_concurrency = op_cost x expected QPS, chapter 6.4."""
-    advice = advice_on({"words": PlayedOp(1, 0), "rank": PlayedOp(8, 0)}, 1000.0)
+    advice = advice_on({"words": FakeOp(1, 0), "rank": FakeOp(8, 0)}, 1000.0)
     assert advice.as_config() == {"rank": {"concurrency": 8}}
-    advice = advice_on({"words": PlayedOp(1, 0), "rank": PlayedOp(8, 0)}, 2000.0)
+    advice = advice_on({"words": FakeOp(1, 0), "rank": FakeOp(8, 0)}, 2000.0)
     assert advice.as_config() == {"words": {"concurrency": 2}, "rank": {"concurrency": 16}}
 
 
 def test_a_model_with_requests_waiting_is_given_a_batch_and_few_workers_till_that_is_measured():
-    advice = advice_on({"words": PlayedOp(1, 0), "bow": PlayedOp(0, 9, 1)})
+    advice = advice_on({"words": FakeOp(1, 0), "bow": FakeOp(0, 9, 1)})
     (given_,) = advice.ops
     assert (given_.op, given_.concurrency, given_.batch_size) == ("bow", 2, 16)
     assert any("if it takes 16 as quickly as one" in why for why in given_.why)
 
 
 def test_what_batches_bring_is_known_once_they_have_several_sizes():
-    ops = {"words": PlayedOp(1, 0, concurrency=8), "bow": PlayedOp(0, 9, 1, 1, batch_size=4)}
+    ops = {"words": FakeOp(1, 0, concurrency=8), "bow": FakeOp(0, 9, 1, 1, batch_size=4)}
     turns, requests = play([*ops.values()], 32, 400)
     few, _ = play([*ops.values()], 2, 40)
     few["data_id"] += 1000
@@ -66,7 +66,7 @@ def test_what_batches_bring_is_known_once_they_have_several_sizes():
 
 
 def test_batches_that_bring_nothing_are_not_advised():
-    ops = {"words": PlayedOp(3, 0), "bow": PlayedOp(0, 0, 10, batch_size=4)}
+    ops = {"words": FakeOp(3, 0), "bow": FakeOp(0, 0, 10, batch_size=4)}
     few, _ = play([*ops.values()], 2, 40)
     few["data_id"] += 1000
     turns, requests = play([*ops.values()], 32, 400)
@@ -80,7 +80,7 @@ def test_batches_that_bring_nothing_are_not_advised():
 
 
 def test_a_service_with_time_to_spare_is_left_alone():
-    turns, requests = play([PlayedOp(1, 0, concurrency=4)], 1, 200)
+    turns, requests = play([FakeOp(1, 0, concurrency=4)], 1, 200)
     figures = figures_of(turns, requests, ["words"])
     idle = dataclasses.replace(figures.ops[0], busy=0.1, waiting=0.0)
     advice = advise(dataclasses.replace(figures, ops=(idle,)))
@@ -89,7 +89,7 @@ def test_a_service_with_time_to_spare_is_left_alone():
 
 
 def test_workers_that_have_nothing_to_do_are_named():
-    ops = {"words": PlayedOp(0.1, 0, concurrency=8), "rank": PlayedOp(8, 0)}
+    ops = {"words": FakeOp(0.1, 0, concurrency=8), "rank": FakeOp(8, 0)}
     assert advice_on(ops).as_config() == {
         "words": {"concurrency": 1},
         "rank": {"concurrency": 4},
@@ -110,7 +110,7 @@ def test_a_record_without_turns_has_no_advice():
     ],
 )
 def test_what_no_setting_of_an_op_helps_is_noted(changes, text):
-    figures = measured({"words": PlayedOp(1, 0)})
+    figures = measured({"words": FakeOp(1, 0)})
     assert not any(text in note for note in advise(figures).notes)
     assert any(text in note for note in advise(dataclasses.replace(figures, **changes)).notes)
 
@@ -120,7 +120,7 @@ def test_what_no_setting_of_an_op_helps_is_noted(changes, text):
     [({"hand_over_ms": 5.0}, "on their way"), ({"growth_per_s": 900.0}, "channel grew by 900")],
 )
 def test_what_is_wrong_with_a_channel_is_noted(changes, text):
-    figures = measured({"words": PlayedOp(1, 0)}, count=2000)
+    figures = measured({"words": FakeOp(1, 0)}, count=2000)
     odd = dataclasses.replace(figures.ops[0], **changes)
     assert not any(text in note for note in advise(figures).notes)
     notes = advise(dataclasses.replace(figures, ops=(odd,))).notes
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_a_channel_is_noted(changes, text):
 
 
 costs = st.floats(0.5, 20)
-played_ops = st.builds(PlayedOp, costs, costs, st.floats(0, 5), st.integers(1, 3))
+played_ops = st.builds(FakeOp, costs, costs, st.floats(0, 5), st.integers(1, 3))
 
 
 @settings(deadline=None, max_examples=40)

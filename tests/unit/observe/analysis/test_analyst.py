@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from played_service import PlayedOp, play, request, requests_of, turn, turns_of
+from fake_service import FakeOp, play, request, requests_of, turn, turns_of
 
 from pipeline import Analyst
 from pipeline.engine.journal.journal import Outcome, Rows
@@ -48,7 +48,7 @@ def old(tmp_path):
 
 @pytest.fixture
 def played(tmp_path):
-    turns, requests = play([PlayedOp(1, 0), PlayedOp(0.5, 7, 0.5)], clients=8, count=200)
+    turns, requests = play([FakeOp(1, 0), FakeOp(0.5, 7, 0.5)], clients=8, count=200)
     return written(tmp_path, turns, requests, ["words", "bow"])
 
 
@@ -184,7 +184,7 @@ def test_a_report_is_json_for_programs(played):
 
 
 def test_names_that_yaml_would_take_for_something_else_are_quoted(tmp_path):
-    turns, requests = play([PlayedOp(8, 0)], clients=8, count=200)
+    turns, requests = play([FakeOp(8, 0)], clients=8, count=200)
     analyst = Analyst(written(tmp_path, turns, requests, ["a: b"]))
     assert '    "a: b":\n' in report_text("p", analyst.figures, advise(analyst.figures))
 

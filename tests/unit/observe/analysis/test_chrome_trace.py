@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from played_service import (
+from fake_service import (
     MS,
-    PlayedOp,
+    FakeOp,
     never_ran,
     play,
     request,
@@ -21,6 +19,8 @@ from played_service import (
     turn,
     turns_of,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
 from pipeline.observe.analysis.chrome_trace import (
@@ -242,7 +242,7 @@ def test_many_events_are_a_list_too(count):
 
 
 def test_a_whole_service_has_a_row_for_each_worker_and_an_arrow_for_each_hop():
-    ops = [PlayedOp(0.1, 1.0, concurrency=2), PlayedOp(0.2, 4.0, 0.5, batch_size=4)]
+    ops = [FakeOp(0.1, 1.0, concurrency=2), FakeOp(0.2, 4.0, 0.5, batch_size=4)]
     turns, requests = play(ops, clients=9, count=50)
     found = events(turns, requests, NAMES)
     assert set(names_of(found, "thread_name").values()) >= {"worker 0", "worker 1", "lane 9"}

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from fake_service import MS, FakeOp, never_ran, play, request, requests_of, turn, turns_of
 from hypothesis import given
 from hypothesis import strategies as st
-from played_service import MS, PlayedOp, never_ran, play, request, requests_of, turn, turns_of
 
 from pipeline.engine.journal.journal import REQUEST, SPAN, Outcome
 from pipeline.observe.analysis.figures import (
@@ -53,7 +53,7 @@ def test_batches_that_brought_nothing_do_not_count_in_the_times():
 
 
 def test_a_full_op_is_busy_all_the_time_and_lets_through_what_its_workers_do():
-    turns, requests = play([PlayedOp(1, 9, concurrency=2)], clients=8, count=1000)
+    turns, requests = play([FakeOp(1, 9, concurrency=2)], clients=8, count=1000)
     found = figures_of(turns, requests, NAMES)
     (op,) = found.ops
     assert (op.workers, op.capacity_per_s, op.visits) == (2, 200.0, 1.0)
@@ -103,8 +103,8 @@ def test_the_critical_path_is_what_was_waited_for():
 
 
 def test_what_batches_cost_is_read_off_those_of_several_sizes():
-    played = PlayedOp(0.5, 10.0, 1.0, batch_size=8)
-    turns, requests = play([PlayedOp(2.0, 0.0), played], clients=12, count=400)
+    played = FakeOp(0.5, 10.0, 1.0, batch_size=8)
+    turns, requests = play([FakeOp(2.0, 0.0), played], clients=12, count=400)
     op = figures_of(turns, requests, NAMES).ops[1]
     assert op.line is not None
     assert op.line.fixed_ms == pytest.approx(10.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fake_service import MS, never_ran, request, requests_of, turn, turns_of
 from hypothesis import given
 from hypothesis import strategies as st
-from played_service import MS, never_ran, request, requests_of, turn, turns_of
 
 from pipeline.engine.journal.journal import REQUEST, SPAN, Rows
 from pipeline.observe.analysis.sampling import SampledRows, Sampler

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from fake_service import MS, request, requests_of, turn, turns_of
 from hypothesis import given
 from hypothesis import strategies as st
-from played_service import MS, request, requests_of, turn, turns_of
 
 from pipeline.observe.analysis.figures import Durations, count, figures_of, percentile, weighted
 from pipeline.observe.analysis.sampling import LOAD, Sample

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from doubles import Engine, chain, run_virtual
-from played_service import PlayedOp, play, request, requests_of, turn, turns_of
+from fake_service import FakeOp, play, request, requests_of, turn, turns_of
 
 from pipeline.engine.journal.journal import PART, PIPELINE, REQUEST, SPAN, Outcome, PartKind, Rows
 from pipeline.observe.analysis.advice import advise
@@ -253,7 +253,7 @@ def about(found: Figures, expected: Figures, within: float = 0.05) -> None:
 
 
 def test_a_sample_of_a_service_with_work_to_do_tells_the_same_and_advises_the_same():
-    ops = [PlayedOp(0.2, 0.0, concurrency=2), PlayedOp(0.1, 1.0, 0.05, 2, batch_size=8)]
+    ops = [FakeOp(0.2, 0.0, concurrency=2), FakeOp(0.1, 1.0, 0.05, 2, batch_size=8)]
     turns, requests = play(ops, clients=40, count=20_000)
     all_of_it, sample = (played_on(turns, requests, per_s) for per_s in (0, 200))
     assert len(all_of_it.requests) == 20_000

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from doubles import settle, virtual
-from played import KILLED, PlayedPool, Sample, played, run_of
+from fake_children import KILLED, FakePool, Sample, played, run_of
 
 from pipeline.engine.journal.spans import executions
 from pipeline.engine.run.stages import BatchRun
@@ -30,7 +30,7 @@ class Unpicklable:
 
 @virtual
 async def test_start_returns_when_every_worker_is_ready():
-    async with PlayedPool(2) as pool:
+    async with FakePool(2) as pool:
         first, second = await pool.begin()
         assert (first.number, second.number) == (0, 1)
         assert first.region != second.region
@@ -45,7 +45,7 @@ async def test_start_returns_when_every_worker_is_ready():
 
 @virtual
 async def test_a_worker_whose_pid_is_known_later_is_the_same_one():
-    async with PlayedPool() as pool:
+    async with FakePool() as pool:
         (child,) = await pool.begin()
         pid, child.pid = child.pid, None
         child.is_ready()
@@ -63,7 +63,7 @@ async def test_a_worker_whose_pid_is_known_later_is_the_same_one():
 
 @virtual
 async def test_a_worker_that_cannot_start_fails_the_start_with_its_traceback():
-    async with PlayedPool(2) as pool:
+    async with FakePool(2) as pool:
         first, second = await pool.begin()
         first.is_ready()
         second.says(failure="no file\nTraceback: in init_op")
@@ -75,7 +75,7 @@ async def test_a_worker_that_cannot_start_fails_the_start_with_its_traceback():
 
 @virtual
 async def test_a_worker_that_cannot_start_and_does_not_end_is_killed():
-    async with PlayedPool() as pool:
+    async with FakePool() as pool:
         (child,) = await pool.begin()
         child.says(failure="no file")
         await asyncio.sleep(0.5)
@@ -86,7 +86,7 @@ async def test_a_worker_that_cannot_start_and_does_not_end_is_killed():
 
 @virtual
 async def test_a_process_that_dies_while_it_starts_fails_the_start():
-    async with PlayedPool() as pool:
+    async with FakePool() as pool:
         (child,) = await pool.begin()
         child.dies("was killed by SIGSEGV (a native crash)")
         with pytest.raises(InitError, match=r"'op' failed to start: .* by SIGSEGV"):
@@ -95,7 +95,7 @@ async def test_a_process_that_dies_while_it_starts_fails_the_start():
 
 @virtual
 async def test_a_process_that_dies_as_soon_as_it_is_ready_fails_the_start():
-    async with PlayedPool() as pool:
+    async with FakePool() as pool:
         (child,) = await pool.begin()
         child.is_ready()
         child.dies()  # which is known before the report was read
@@ -105,7 +105,7 @@ async def test_a_process_that_dies_as_soon_as_it_is_ready_fails_the_start():
 
 @virtual
 async def test_no_second_failure_is_told_of_a_start_that_failed():
-    async with PlayedPool(2) as pool:
+    async with FakePool(2) as pool:
         first, second = await pool.begin()
         first.dies()
         second.dies("ended with exit code 3")
@@ -116,7 +116,7 @@ async def test_no_second_failure_is_told_of_a_start_that_failed():
 
 @virtual
 async def test_a_start_that_is_cancelled_can_be_stopped():
-    async with PlayedPool(2) as pool:
+    async with FakePool(2) as pool:
         first, second = await pool.begin()
         first.is_ready()
         await settle()
@@ -133,7 +133,7 @@ async def test_a_start_that_is_cancelled_can_be_stopped():
 
 @virtual
 async def test_a_stop_ends_the_wait_for_a_start():
-    async with PlayedPool() as pool:
+    async with FakePool() as pool:
         (child,) = await pool.begin()
         stopping = asyncio.ensure_future(pool.workers.stop(1.0))
         await settle()
@@ -145,7 +145,7 @@ async def test_a_stop_ends_the_wait_for_a_start():
 
 @virtual
 async def test_a_system_without_descriptors_fails_the_start_and_no_memory_is_lost():
-    async with PlayedPool() as pool:
+    async with FakePool() as pool:
         pool.zygotes.refusals = [InitError("no socket")]
         with pytest.raises(InitError, match="no socket"):
             await pool.workers.start()
@@ -478,7 +478,7 @@ async def test_jobs_that_a_stopped_worker_has_not_begun_go_on_at_once(pool, firs
 
 @virtual
 async def test_log_records_are_handed_on_even_of_a_worker_that_starts():
-    async with PlayedPool() as pool:
+    async with FakePool() as pool:
         (child,) = await pool.begin()
         child.says(records=[b"one", b"two"])
         await settle()
@@ -490,7 +490,7 @@ async def test_a_log_handler_that_raises_costs_no_result():
     def refuse(record):
         raise ValueError("a filter of the user's")
 
-    async with PlayedPool(on_record=refuse) as pool:
+    async with FakePool(on_record=refuse) as pool:
         told = []
         pool.loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
         (child,) = await pool.up()
@@ -764,7 +764,7 @@ async def test_a_worker_that_ended_is_replaced_at_once_and_the_owner_is_told(poo
 @virtual
 async def test_the_log_says_who_ended_why_and_what_follows(caplog):
     with caplog.at_level(logging.WARNING, "pipeline"):
-        async with PlayedPool() as pool:
+        async with FakePool() as pool:
             (child,) = await pool.up()
             child.dies("ended with exit code 3")
             assert "[op] worker 0 (pid 4711) ended with exit code 3: it is started anew" in (
@@ -913,7 +913,7 @@ async def test_a_worker_that_stays_stopped_is_killed_and_its_jobs_go_on(pool, fi
 
 @virtual
 async def test_a_worker_that_is_stopped_and_continued_while_it_starts_is_left_alone():
-    async with PlayedPool() as pool:
+    async with FakePool() as pool:
         (child,) = await pool.begin()
         child.stops()
         child.continues()
@@ -926,7 +926,7 @@ async def test_a_worker_that_is_stopped_and_continued_while_it_starts_is_left_al
 
 @virtual
 async def test_a_worker_that_is_stopped_right_after_it_was_ready_gets_no_jobs():
-    async with PlayedPool(2) as pool:
+    async with FakePool(2) as pool:
         first, second = await pool.begin()
         first.is_ready()
         first.stops()  # known before the report was read
@@ -941,7 +941,7 @@ async def test_a_worker_that_is_stopped_right_after_it_was_ready_gets_no_jobs():
 
 @virtual
 async def test_a_worker_that_is_stopped_right_after_it_was_ready_is_killed_all_the_same():
-    async with PlayedPool() as pool:
+    async with FakePool() as pool:
         (child,) = await pool.begin()
         child.is_ready()
         child.stops()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from doubles import settle
-from played import Sample, played
+from fake_children import Sample, played
 
 from pipeline.engine.streams.flow import ENDED, apart
 from pipeline.engine.streams.run import StreamRun

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 from doubles import RecordingOwner, virtual
-from played_ray import PlayedRay, big
+from fake_ray import FakeRay, big
 
 from pipeline import Op, RequestOp
 from pipeline.config.op_settings import resolve_op
@@ -105,7 +105,7 @@ def test_a_reply_without_objects_is_alone_unless_something_is_large_after_all():
 
 
 def test_an_object_that_is_gone_has_no_reference_and_cannot_be_opened():
-    api = PlayedRay()
+    api = FakeRay()
     memory = RayMemory(api)
     with pytest.raises(ObjectGoneError, match="nobody waits"):
         memory.ref(7)
@@ -128,7 +128,7 @@ def test_an_object_that_is_gone_has_no_reference_and_cannot_be_opened():
 
 
 def test_a_payload_for_several_actors_is_put_once():
-    api = PlayedRay()
+    api = FakeRay()
     memory = RayMemory(api)
     payload = memory.serialize({"x": big(1), "y": big(2)})
     (number,) = {block.region for block in payload.serialized.buffers}
@@ -205,7 +205,7 @@ def test_a_model_that_is_not_there_is_said_to_be_so(tmp_path):
 
 def kind_of(*ops):
     config = load_config(yml_dict={"rpc_port": 0})
-    return RayKind(ops, WorkerContext(config, lambda op, number: None), PlayedRay())
+    return RayKind(ops, WorkerContext(config, lambda op, number: None), FakeRay())
 
 
 def near(name, other):

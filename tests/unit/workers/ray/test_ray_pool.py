@@ -8,8 +8,8 @@ import gc
 import numpy as np
 import pytest
 from doubles import settle, virtual
-from played import Sample, run_of
-from played_ray import RayPool, big
+from fake_children import Sample, run_of
+from fake_ray import RayPool, big
 
 from pipeline import Op
 from pipeline.config.sections import RayOpConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from doubles import settle, virtual
-from played import Sample, run_of
-from played_ray import RayPool
+from fake_children import Sample, run_of
+from fake_ray import RayPool
 
 from pipeline import Op
 from pipeline.data import RequestInfo

@@ -1,4 +1,4 @@
-"""Zygotes on a loop that runs when told."""
+"""Zygotes on a loop that a test runs in steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import uvloop
 from doubles import wait_until
-from obedient import obey
+from zygote_children import obey
 
 from pipeline.workers.zygote.controller import Child, EntryPoint, Zygotes
 
@@ -16,8 +16,8 @@ KILLED = "was killed by SIGKILL (kill -9, or the system was out of memory)"
 VANISHED = "vanished with its zygote"
 
 
-class Nursery:
-    """Zygotes on a loop that runs when told; records what is said of each child."""
+class SteppedZygotes:
+    """Zygotes on a loop that a test runs in steps; records the states of each child."""
 
     def __init__(
         self,

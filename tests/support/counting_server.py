@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from raw_http import Connection, request
-from seen import Moved, Seen, looked_at, metrics, moves, total
 from served import ServedWithClient
+from server_counts import Moved, Seen, looked_at, metrics, moves, total
 
 # front (thread) > batched (thread, 4 at once) > worked (2 processes, 2 at once, 2 attempts)
 #   > slow (thread, has a timeout) > tail (process)
@@ -101,7 +101,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-class ServedSeen(ServedWithClient):
+class CountingServer(ServedWithClient):
     """A server script with a client, and what the server says of itself."""
 
     def __init__(self, folder: Path, script: str = SCRIPT, **config: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a case of the conformance table is made of: a talk over a bare socket, and what is heard."""
+"""The parts of a conformance case: a dialogue over a bare socket, and the expected answers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DATA_IDS = re.compile(r"(data_id=|\[does\||batch: \[)\d+")
 
 
 @dataclass(frozen=True)
-class Told:
+class ErrorBody:
     """The body of an error: a Response without results.
 
-    `text` is all of `err_msg`; or a part of it where the words are a parser's, who may say it in
-    its own way: a gateway that has no door to ask says it in another.
+    `text` is all of `err_msg`, or a part of it where a parser writes the text: a gateway without
+    a door to ask has another parser.
     """
 
     err_no: int
@@ -35,7 +35,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Holding:
-    """A body that is no JSON and has this in it."""
+    """A body other than JSON that contains this text."""
 
     part: str
 
@@ -58,7 +58,7 @@ class Expected:
 
 
 class Step(Enum):
-    """What else there is in a talk."""
+    """The other steps of a dialogue."""
 
     END = auto()  # the connection is hung up
     CONTINUE = auto()  # the server asks the caller to send its body
@@ -67,11 +67,11 @@ class Step(Enum):
 
 END, CONTINUE, HANG_UP = Step
 
-Talk = tuple[bytes | Expected | Step, ...]
+Dialogue = tuple[bytes | Expected | Step, ...]
 
 
 class Place(Enum):
-    """Whom a talk is held with."""
+    """The server of a dialogue."""
 
     DOOR = "the server's own door"
     GATEWAY = "a gateway"
@@ -81,30 +81,30 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """One case: what is said and heard at the server's own door, and at a gateway before it.
+    """One case: the dialogue with the server's own door, and with a gateway before it.
 
     Attributes:
-        gateway: the talk with a gateway where it is another; `why` says for what reason.
-        grpc_only: the talk with a gateway that knows no HTTP port of the server, where that is
-            another.
-        own: the talk with the gateway of a server with `http_server: gateway`, where that is
-            another than with one in front of it.
+        gateway: the dialogue with a gateway where it differs; `why` has the reason.
+        grpc_only: the dialogue with a gateway that knows no HTTP port of the server, where it
+            differs.
+        own: the dialogue with the gateway of a server with `http_server: gateway`, where it
+            differs from the one with a separate gateway.
     """
 
     name: str
-    door: Talk
-    gateway: Talk | None = None
-    grpc_only: Talk | None = None
-    own: Talk | None = None
+    door: Dialogue
+    gateway: Dialogue | None = None
+    grpc_only: Dialogue | None = None
+    own: Dialogue | None = None
     why: str = ""
 
-    def talk_with(self, place: Place) -> Talk:
-        talks = {
+    def dialogue_at(self, place: Place) -> Dialogue:
+        dialogues = {
             Place.DOOR: self.door,
             Place.GRPC_ONLY: self.grpc_only or self.gateway,
             Place.OWN: self.own or self.gateway,
         }
-        return talks.get(place, self.gateway) or self.door
+        return dialogues.get(place, self.gateway) or self.door
 
 
 # Words for tables ---------------------------------------------------------------------------
@@ -138,14 +138,14 @@ def and_close(expected: Expected) -> Expected:
     return replace(expected, connection="close")
 
 
-def told(err_no: int, text: str, status: int = 200, **headers: Any) -> Expected:
-    """An error whose text is ours."""
-    return Expected(status, Told(err_no, text), **headers)
+def fail(err_no: int, text: str, status: int = 200, **headers: Any) -> Expected:
+    """An error with a text of our own."""
+    return Expected(status, ErrorBody(err_no, text), **headers)
 
 
 def refused(part: str, status: int = 400, **headers: Any) -> Expected:
-    """A request that is wrong, in the words of a parser; `part` is in those of the door's."""
-    return Expected(status, Told(BAD_PACKAGE, part, is_parsers=True), **headers)
+    """A refusal in the words of a parser; `part` is in the text of the door's parser."""
+    return Expected(status, ErrorBody(BAD_PACKAGE, part, is_parsers=True), **headers)
 
 
 def simple(name: str, raw: bytes, expected: Expected, **more: Any) -> Case:
@@ -160,30 +160,30 @@ def different(
     return Case(name, _whole(raw, door), gateway=_whole(raw, gateway), why=why, **more)
 
 
-def _whole(raw: bytes, expected: Expected) -> Talk:
+def _whole(raw: bytes, expected: Expected) -> Dialogue:
     return (raw, expected, END) if expected.connection == "close" else (raw, expected)
 
 
-# Holding a talk -----------------------------------------------------------------------------
+# Running a dialogue -------------------------------------------------------------------------
 
 
-def hold(port: int, talk: Talk, is_loose: bool = False) -> list[Any]:
+def run_dialogue(port: int, dialogue: Dialogue, is_loose: bool = False) -> list[Any]:
     """Hold a conversation with the server at `port`; every answer has to be as expected.
 
     Args:
-        is_loose: where the words are a parser's, others will do; and to ours more may be added.
+        is_loose: accept any text of a parser, and additions to our own texts.
 
     Returns:
-        what was heard, in a form in which two talks can be compared.
+        the answers, in a form in which two dialogues can be compared.
     """
-    heard: list[Any] = []
+    received: list[Any] = []
     with Connection(port) as connection:
-        for step in talk:
+        for step in dialogue:
             if isinstance(step, bytes):
                 connection.send(step)
             elif isinstance(step, Expected):
                 answer = connection.answer(step.to)
-                heard.append(normal(answer))
+                received.append(normal(answer))
                 _check(answer, step, is_loose)
             elif step is HANG_UP:
                 connection.end_sending()
@@ -193,11 +193,11 @@ def hold(port: int, talk: Talk, is_loose: bool = False) -> list[Any]:
                 assert connection.line() == b"HTTP/1.1 100 Continue\r\n"
                 while connection.line() != b"\r\n":
                     pass
-    return heard
+    return received
 
 
 def normal(answer: Answer) -> Any:
-    """An answer in which what is up to chance is the same: whether it ends the connection too."""
+    """Return an answer without its accidental parts, also without the end of the connection."""
     headers = _headers(answer, (*_OF_THE_TABLE[:-1], *_OF_SITES))
     return answer.status, headers, _unnumbered(parsed(answer))
 
@@ -214,7 +214,7 @@ def parsed(answer: Answer) -> Any:
 
 
 def _refuse(text: str) -> NoReturn:
-    raise AssertionError(f"{text} is no JSON")
+    raise AssertionError(f"{text} is not JSON")
 
 
 def same(one: Any, other: Any) -> bool:
@@ -231,7 +231,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _unnumbered(body: Any) -> Any:
-    """The server numbers its requests, and some texts have the number."""
+    """Remove the numbers of requests from a text."""
     if isinstance(body, dict) and isinstance(body.get("err_msg"), str):
         return {**body, "err_msg": _DATA_IDS.sub(r"\1N", body["err_msg"])}
     return body
@@ -259,13 +259,13 @@ def _check(answer: Answer, expected: Expected, is_loose: bool) -> None:
         assert body == "", answer
     elif isinstance(expected.body, Holding):
         assert expected.body.part in body, answer
-    elif isinstance(expected.body, Told):
-        _check_told(body, expected.body, is_loose)
+    elif isinstance(expected.body, ErrorBody):
+        _check_error(body, expected.body, is_loose)
     else:
         assert same(body, expected.body), (body, expected.body)
 
 
-def _check_told(body: Any, wanted: Told, is_loose: bool) -> None:
+def _check_error(body: Any, wanted: ErrorBody, is_loose: bool) -> None:
     assert body == {**EMPTY, "err_no": wanted.err_no, "err_msg": body.get("err_msg")}, body
     text = body["err_msg"]
     if wanted.is_parsers:

@@ -52,7 +52,7 @@ def requests_of(*rows: Any) -> Rows:
 
 
 @dataclass(frozen=True)
-class PlayedOp:
+class FakeOp:
     """Takes `prep_ms` for each request, then `fixed_ms` for a batch and `each_ms` for each."""
 
     prep_ms: float
@@ -63,13 +63,13 @@ class PlayedOp:
 
 
 def with_settings(
-    ops: Mapping[str, PlayedOp], settings: Mapping[str, Mapping[str, int]]
-) -> dict[str, PlayedOp]:
+    ops: Mapping[str, FakeOp], settings: Mapping[str, Mapping[str, int]]
+) -> dict[str, FakeOp]:
     """The Ops after `op:` of a configuration was changed."""
-    return {name: PlayedOp(**(vars(op) | settings.get(name, {}))) for name, op in ops.items()}
+    return {name: FakeOp(**(vars(op) | settings.get(name, {}))) for name, op in ops.items()}
 
 
-def play(ops: Sequence[PlayedOp], clients: int, count: int) -> tuple[Rows, Rows]:
+def play(ops: Sequence[FakeOp], clients: int, count: int) -> tuple[Rows, Rows]:
     """Turns and requests of the first `count` requests, one Op after the other."""
     return _Play(ops, count).run(clients)
 
@@ -77,7 +77,7 @@ def play(ops: Sequence[PlayedOp], clients: int, count: int) -> tuple[Rows, Rows]
 class _Play:
     """Events in the order of their time: an op's worker that is free takes what is ready."""
 
-    def __init__(self, ops: Sequence[PlayedOp], count: int) -> None:
+    def __init__(self, ops: Sequence[FakeOp], count: int) -> None:
         self._ops = ops
         self._count = count
         self._ids = itertools.count()

@@ -146,7 +146,7 @@ def said_in(data: bytes) -> list[Said]:
     return found
 
 
-class Linked:
+class LinkPeer:
     """One connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -188,9 +188,9 @@ class Linked:
 
 
 @contextlib.asynccontextmanager
-async def linked(path: Path) -> AsyncIterator[Linked]:
+async def linked(path: Path) -> AsyncIterator[LinkPeer]:
     """A connection on which both sides have said HELLO, and the server how it is."""
-    gateway = Linked(*await asyncio.open_unix_connection(str(path), limit=2**30))
+    gateway = LinkPeer(*await asyncio.open_unix_connection(str(path), limit=2**30))
     try:
         gateway.say(frames.hello(frames.Hello(secret=find_secret(path.parent))))
         assert (await gateway.hear())[0] == HELLO

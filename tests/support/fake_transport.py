@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.frontends.http.server import HttpFrontend
 
 
-class PlayedTransport(asyncio.Transport):
+class FakeTransport(asyncio.Transport):
     """The transport of one connection on the running loop.
 
     Attributes:
@@ -97,6 +97,6 @@ class PlayedTransport(asyncio.Transport):
         return self._is_closing or self._was_ended
 
 
-def connect(frontend: HttpFrontend) -> PlayedTransport:
+def connect(frontend: HttpFrontend) -> FakeTransport:
     """Return a new connection to a frontend that was started."""
-    return PlayedTransport(frontend._listener.meet())
+    return FakeTransport(frontend._listener.meet())

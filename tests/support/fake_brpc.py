@@ -53,7 +53,7 @@ def echo(peer: Peer, frame: BrpcFrame) -> None:
     peer.answer(frame)
 
 
-class PlayedServer:
+class FakeServer:
     """Calls `behaviour` with each request, on a thread of the connection.
 
     Args:
@@ -87,7 +87,7 @@ class PlayedServer:
         for peer in self.peers:
             peer.socket.close()
 
-    def __enter__(self) -> PlayedServer:
+    def __enter__(self) -> FakeServer:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -57,7 +57,7 @@ class Ref:
         self.waiting.clear()
 
 
-class PlayedActor:
+class FakeActor:
     """An actor: its calls run when the test says so, the control calls at once."""
 
     def __init__(self, cargo: ActorSetup, demands: Demands) -> None:
@@ -135,11 +135,11 @@ def _settle(refs: Sequence[Ref], result: Any) -> None:
         ref.settle(value)
 
 
-class PlayedRay:
+class FakeRay:
     """A RayApi. `full`: nothing can be put."""
 
     def __init__(self) -> None:
-        self.actors: list[PlayedActor] = []
+        self.actors: list[FakeActor] = []
         self.stored: list[Ref] = []
         self.is_full = False
         self.refusal: Exception | None = None
@@ -151,13 +151,13 @@ class PlayedRay:
     def connect(self, config: Any) -> None:
         """It is there."""
 
-    def start(self, actor: type, cargo: Any, demands: Demands, name: str) -> PlayedActor:
+    def start(self, actor: type, cargo: Any, demands: Demands, name: str) -> FakeActor:
         if self.refusal is not None:
             raise self.refusal
-        self.actors.append(PlayedActor(cargo, demands))
+        self.actors.append(FakeActor(cargo, demands))
         return self.actors[-1]
 
-    def call(self, actor: PlayedActor, method: str, args: Sequence[Any], returns: int) -> list[Ref]:
+    def call(self, actor: FakeActor, method: str, args: Sequence[Any], returns: int) -> list[Ref]:
         refs = [Ref() for _ in range(returns)]
         actor.call(method, args, refs)
         return refs
@@ -179,7 +179,7 @@ class PlayedRay:
         else:
             ref.waiting.append(told)
 
-    def kill(self, actor: PlayedActor) -> None:
+    def kill(self, actor: FakeActor) -> None:
         actor.dies()
 
     def describe_room(self) -> str:
@@ -189,12 +189,12 @@ class PlayedRay:
         """It stays."""
 
 
-class PlayedMaker:
+class FakeMaker:
     """Double of the kind, as far as RayWorkers ask it."""
 
     start_timeout_s = 60.0
 
-    def __init__(self, api: PlayedRay) -> None:
+    def __init__(self, api: FakeRay) -> None:
         self.api = api
         self.silent: list[str] = []
 
@@ -219,7 +219,7 @@ class RayPool:
     """RayWorkers of an Op over a Ray that the test plays. `keys` are those of `op.<name>`."""
 
     def __init__(self, op: Op, count: int = 1, passes_on: bool = False, **keys: Any) -> None:
-        self.api = PlayedRay()
+        self.api = FakeRay()
         self.memory = RayMemory(self.api)
         self.owner = RecordingOwner()
         self.loop = asyncio.get_running_loop()
@@ -229,20 +229,20 @@ class RayPool:
             make_sender=InlineSender,
         )  # fmt: skip
         configure_op(op, OpConfig(workers="ray", **keys))
-        self.maker = maker = PlayedMaker(self.api)
+        self.maker = maker = FakeMaker(self.api)
         self.workers = RayWorkers(
             op, count, self.loop, context, self.owner, lambda: None, maker, passes_on
         )
 
     @property
-    def actors(self) -> list[PlayedActor]:
+    def actors(self) -> list[FakeActor]:
         return self.api.actors
 
     @property
     def finished(self) -> list[Any]:
         return [run for _, run in self.owner.finished]
 
-    async def up(self) -> list[PlayedActor]:
+    async def up(self) -> list[FakeActor]:
         starting = asyncio.ensure_future(self.workers.start())
         await settle()
         for actor in self.actors:

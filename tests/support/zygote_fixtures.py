@@ -10,8 +10,8 @@ import pytest
 import uvloop
 from doubles import wait_until
 from garbage import collect
-from nursery import Nursery
-from obedient import living, open_files, our_files
+from stepped_zygotes import SteppedZygotes
+from zygote_children import living, open_files, our_files
 
 from pipeline.workers.shm.arena import Arena
 from pipeline.workers.zygote.controller import EntryPoint
@@ -28,7 +28,7 @@ def _shared_memory() -> Counter[str]:
 
 @pytest.fixture
 def arena() -> Iterator[Arena]:
-    """An arena of regions of a MiB, of which nothing is left."""
+    """An arena of regions of 1 MiB, which leaves no memory behind."""
     collect()
     before = _shared_memory()
     arena = Arena(2**20)
@@ -38,15 +38,15 @@ def arena() -> Iterator[Arena]:
 
 
 @pytest.fixture
-def nursery() -> Iterator[Callable[..., Nursery]]:
-    """Makes nurseries; at the end no child, file descriptor or double report is left of them."""
+def make_family() -> Iterator[Callable[..., SteppedZygotes]]:
+    """Make groups of zygotes, which leave no child, file descriptor or double report behind."""
     uvloop.new_event_loop().close()  # the first one opens what the library never closes
     collect()
     before = our_files()
-    made: list[Nursery] = []
+    made: list[SteppedZygotes] = []
 
-    def make(*entry_points: EntryPoint, **options: Any) -> Nursery:
-        made.append(Nursery(*entry_points, **options))
+    def make(*entry_points: EntryPoint, **options: Any) -> SteppedZygotes:
+        made.append(SteppedZygotes(*entry_points, **options))
         return made[-1]
 
     yield make

@@ -56,7 +56,7 @@ def run_of(*data_ids: int, **inputs: Any) -> BatchRun:
     return BatchRun([Sample(data_id, {"read": dict(inputs)}) for data_id in data_ids])
 
 
-class PlayedChild:
+class FakeChild:
     """A `Child` whose process the test plays: it reads frames, reports, stops and ends."""
 
     def __init__(self, number: int, arena: Arena, on_change: Any) -> None:
@@ -179,31 +179,31 @@ class PlayedChild:
             self._on_change(self)
 
 
-class PlayedZygotes:
-    """Starts `PlayedChild`ren; `refusals` are raised instead, one after the other."""
+class FakeZygotes:
+    """Starts `FakeChild`ren; `refusals` are raised instead, one after the other."""
 
     def __init__(self, arena: Arena) -> None:
-        self.children: list[PlayedChild] = []
+        self.children: list[FakeChild] = []
         self.started_at: list[float] = []
         self.refusals: list[Exception] = []
         self._arena = arena
 
-    def start(self, main: int, number: int, on_change: Any) -> PlayedChild:
+    def start(self, main: int, number: int, on_change: Any) -> FakeChild:
         self.started_at.append(asyncio.get_running_loop().time())
         if self.refusals:
             raise self.refusals.pop(0)
-        child = PlayedChild(number, self._arena, on_change)
+        child = FakeChild(number, self._arena, on_change)
         self.children.append(child)
         return child
 
 
-class PlayedPool:
+class FakePool:
     """ProcessWorkers over processes that the test plays."""
 
     def __init__(self, count: int = 1, on_record: Any = None) -> None:
         self.arena = Arena(MIB)
         self.memory = ServerMemory(self.arena)
-        self.zygotes = PlayedZygotes(self.arena)
+        self.zygotes = FakeZygotes(self.arena)
         self.owner = RecordingOwner()
         self.records: list[bytes] = []
         op = Op("op")
@@ -216,7 +216,7 @@ class PlayedPool:
         self.starting: asyncio.Task[None] | None = None
 
     @property
-    def children(self) -> list[PlayedChild]:
+    def children(self) -> list[FakeChild]:
         return self.zygotes.children
 
     @property
@@ -227,13 +227,13 @@ class PlayedPool:
     def lost(self) -> list[BatchRun]:
         return [run for run, _ in self.owner.losses]
 
-    async def begin(self) -> list[PlayedChild]:
+    async def begin(self) -> list[FakeChild]:
         """Let it start, up to where the workers have to report."""
         self.starting = asyncio.ensure_future(self.workers.start())
         await settle()
         return self.children
 
-    async def up(self) -> list[PlayedChild]:
+    async def up(self) -> list[FakeChild]:
         """Let it start."""
         children = await self.begin()
         for child in children:
@@ -242,7 +242,7 @@ class PlayedPool:
         await self.starting
         return children
 
-    async def __aenter__(self) -> PlayedPool:
+    async def __aenter__(self) -> FakePool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -271,7 +271,7 @@ def played(count: int = 1) -> Callable[[Any], Callable[..., Any]]:
 
         @virtual
         async def run(**fixtures: Any) -> None:
-            async with PlayedPool(count) as pool:
+            async with FakePool(count) as pool:
                 parts = (pool, *await pool.up())
                 await test(*parts[: len(wanted)], **fixtures)
 
