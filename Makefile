@@ -117,6 +117,7 @@ fuzz: $(READY) $(GATEWAY)
 # a JDK and Maven. TRITON_CLIENT=DIR: also the examples in DIR, a checkout of tritonclient's sources.
 interop: $(READY)
 	$(BIN)/python interop/triton/run.py
+	$(BIN)/pytest tests/e2e/test_docs.py -k repository_of_triton
 	$(BIN)/python interop/triton/beside.py
 	$(BIN)/python interop/triton/loads.py
 	$(BIN)/python interop/triton/examples.py

@@ -9,7 +9,6 @@ stand for free ones.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
@@ -50,6 +49,9 @@ from scripts.site.decisions import DECISIONS, drawn
 
 DROP_IN = ("-m", "pipeline", "run")
 
+TRITONS_CLIENT = ROOT / "build" / "interop" / "triton" / "bin" / "python"
+"""An interpreter with `tritonclient`, which `make interop` sets up."""
+
 START_S = 60.0
 STOP_S = 45.0
 # A server that all networks may ask says so.
@@ -75,9 +77,11 @@ class Place:
         path.write_text(text)
         return path
 
-    def printed(self, name: str, options: tuple[str, ...] = ()) -> str:
+    def printed(
+        self, name: str, options: tuple[str, ...] = (), python: str = sys.executable
+    ) -> str:
         """What running the file `name` prints, with options for Python."""
-        runner = "bash" if name.endswith(".sh") else sys.executable
+        runner = "bash" if name.endswith(".sh") else python
         done = subprocess.run(
             [runner, *options, str(self.put(name))],
             cwd=self.folder,
@@ -278,12 +282,12 @@ def test_the_repository_of_triton_answers_as_printed(place):
     ports = (f"--http-port={place.http_port}", f"--grpc-port={place.rpc_port}")
     flags = ("--model-control-mode=explicit", "--load-model=*", "--allow-metrics=false")
     with place.running("-m", "pipeline", "repository", "--model-repository=models", *ports, *flags):
-        asked = ["load.sh"]
-        if importlib.util.find_spec("tritonclient"):  # of users, not of our own environment
-            asked.append("ask_models.py")
-        for name in asked:
+        asked = [("load.sh", sys.executable)]
+        if TRITONS_CLIENT.exists():
+            asked.insert(0, ("ask_models.py", str(TRITONS_CLIENT)))
+        for name, python in asked:
             expected = file_named(f"{name} prints", FIRST_TRITON)
-            assert place.printed(name).rstrip("\n") == expected.rstrip("\n")
+            assert place.printed(name, python=python).rstrip("\n") == expected.rstrip("\n")
 
 
 def test_the_pipeline_between_models_is_a_graph(place):
