@@ -54,11 +54,11 @@ def main() -> int:
         print(f"missing load generators: apt-get install {' '.join(missing)}", file=sys.stderr)
         return 2
     rounds = []
-    for found in follow(arguments.clients, arguments.seconds, arguments.repeats):
-        rounds.append(found)
-        print(_text(len(rounds), found), flush=True)
+    for round_ in follow(arguments.clients, arguments.seconds, arguments.repeats):
+        rounds.append(round_)
+        print(_text(len(rounds), round_), flush=True)
     gain = rounds[-1].per_s / rounds[0].per_s
-    is_right = may_be_followed([found.per_s for found in rounds])
+    is_right = may_be_followed([round_.per_s for round_ in rounds])
     print(
         f"advice followed {len(rounds) - 1} times: {gain:.1f} times the throughput "
         f"(at least {_LEAST_GAIN:g}, no step back): {'met' if is_right else 'MISSED'}"
@@ -126,20 +126,20 @@ def _running(
         yield service, url, service.first_answer(lambda: ask_http(url, _QUESTION))
 
 
-def _text(number: int, found: Round) -> str:
+def _text(number: int, round_: Round) -> str:
     lines = [
-        f"round {number}: {found.per_s:,.0f} requests/s, p99 {found.p99_ms:.1f} ms with "
-        + ", ".join(f"{op}: {_brief(of_op)}" for op, of_op in found.settings.items())
+        f"round {number}: {round_.per_s:,.0f} requests/s, p99 {round_.p99_ms:.1f} ms with "
+        + ", ".join(f"{op}: {_brief(of_op)}" for op, of_op in round_.settings.items())
     ]
-    if found.advice is not None:
+    if round_.advice is not None:
         lines.append(
-            f"  bottleneck {found.advice.bottleneck}, advice for "
-            f"{found.advice.expected_per_s:,.0f}/s:"
+            f"  bottleneck {round_.advice.bottleneck}, advice for "
+            f"{round_.advice.expected_per_s:,.0f}/s:"
         )
         lines += [
-            f"    {advice.op}: {_brief(found.advice.as_config()[advice.op])}: "
+            f"    {advice.op}: {_brief(round_.advice.as_config()[advice.op])}: "
             f"{'; '.join(advice.why)}"
-            for advice in found.advice.ops
+            for advice in round_.advice.ops
         ]
     return "\n".join(lines)
 

@@ -62,7 +62,7 @@ _REQUEST = {"path": "/tried/prediction", "body": {"key": ["x"], "value": ["0.5"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Comparison:
     """What became of one service: the times are seconds, the figures requests/s."""
 
     name: str
@@ -88,20 +88,20 @@ def main() -> int:
     given = parser.parse_args()
     print("| service | choices | sweep | search | best of the search : of the sweep |")
     print("|---|---|---|---|---|")
-    all_found = []
+    comparisons = []
     for name in given.services:
         with TemporaryDirectory(prefix="advice-") as folder:
-            found = _compare(name, Path(folder), given)
-        all_found.append(found)
+            comparison = _compare(name, Path(folder), given)
+        comparisons.append(comparison)
         print(
-            f"| {name} | {found.choices} | {found.sweep_s:.0f} s | {found.trials} trials, "
-            f"{found.search_s:.0f} s | {found.share:.2f} |",
+            f"| {name} | {comparison.choices} | {comparison.sweep_s:.0f} s "
+            f"| {comparison.trials} trials, {comparison.search_s:.0f} s | {comparison.share:.2f} |",
             flush=True,
         )
-    return 0 if all(found.is_good for found in all_found) else 1
+    return 0 if all(comparison.is_good for comparison in comparisons) else 1
 
 
-def _compare(name: str, folder: Path, given: argparse.Namespace) -> Found:
+def _compare(name: str, folder: Path, given: argparse.Namespace) -> Comparison:
     script = folder / "web_server.py"
     script.write_text(_SERVICE.replace("@WORK@", _WORK[name]))
     (folder / "config.yml").write_text(_CONFIG.format(is_thread=name in _BATCHES))
@@ -122,7 +122,7 @@ def _compare(name: str, folder: Path, given: argparse.Namespace) -> Found:
         for settings, rate in zip(bests, rates, strict=True):
             rate.append(bench.trial(settings).per_s)
     of_sweep, of_search = map(statistics.median, rates)
-    return Found(name, len(swept), sweep_s, len(trials), search_s, of_search / of_sweep)
+    return Comparison(name, len(swept), sweep_s, len(trials), search_s, of_search / of_sweep)
 
 
 def _searched(space: Space, start: Settings, bench: Bench) -> tuple[Sequence[Trial], float]:

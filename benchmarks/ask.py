@@ -57,20 +57,20 @@ class Question:
     def check_body(self, body: bytes, headers: Mapping[str, str]) -> None:
         """Raise NotMeasuredError for an answer over HTTP that is wrong."""
         answer = json.loads(body)
-        found = dict(zip(answer["key"], answer["value"], strict=True))
-        self.check(found, f"{answer['err_no']} {answer['err_msg']}", not answer["err_no"])
+        values = dict(zip(answer["key"], answer["value"], strict=True))
+        self.check(values, f"{answer['err_no']} {answer['err_msg']}", not answer["err_no"])
 
     def check_message(self, message: bytes) -> None:
         """Raise NotMeasuredError for an answer over gRPC that is wrong."""
         answer = pb.Response.FromString(message)
         tensors = codec.decode_tensors(answer.tensors)
-        found = dict(zip(answer.key, answer.value, strict=True)) | tensors
-        self.check(found, f"{answer.err_no} {answer.err_msg}", not answer.err_no)
+        values = dict(zip(answer.key, answer.value, strict=True)) | tensors
+        self.check(values, f"{answer.err_no} {answer.err_msg}", not answer.err_no)
 
-    def check(self, found: Mapping[str, Any], error: str = "", is_well: bool = True) -> None:
+    def check(self, values: Mapping[str, Any], error: str = "", is_well: bool = True) -> None:
         """Raise NotMeasuredError for a wrong answer."""
-        if not is_well or not self.is_right(found):
-            raise NotMeasuredError(f"wrong answer: {error}, {str(found)[:_MOST_TEXT]}")
+        if not is_well or not self.is_right(values):
+            raise NotMeasuredError(f"wrong answer: {error}, {str(values)[:_MOST_TEXT]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class V2JsonQuestion(Question):
 
     def check_body(self, body: bytes, headers: Mapping[str, str]) -> None:
         answer = json.loads(body)
-        found = {output["name"]: output["data"] for output in answer.get("outputs", ())}
-        self.check(found, str(answer.get("error")), "error" not in answer)
+        values = {output["name"]: output["data"] for output in answer.get("outputs", ())}
+        self.check(values, str(answer.get("error")), "error" not in answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +159,12 @@ class V2Question(Question):
             raise NotMeasuredError(f"not an answer with raw tensors: {body[:_MOST_TEXT]!r}")
         size = int(headers[_HEAD_BYTES])
         outputs = json.loads(body[:size])["outputs"]
-        forms = {each["name"]: (each["datatype"], each["shape"]) for each in outputs}
+        forms = {output["name"]: (output["datatype"], output["shape"]) for output in outputs}
         self.check(_arrays(forms, [body[size:]]))
 
     def check_message(self, message: bytes) -> None:
         answer = v2.ModelInferResponse.FromString(message)
-        forms = {each.name: (each.datatype, [*each.shape]) for each in answer.outputs}
+        forms = {output.name: (output.datatype, [*output.shape]) for output in answer.outputs}
         self.check(_arrays(forms, answer.raw_output_contents))
 
     def _head(self) -> bytes:

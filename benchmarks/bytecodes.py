@@ -203,9 +203,9 @@ class Writes(Op):
         return {"one": np.ones(1, np.float32)}
 
     def process(self, feed_batch: Any, *, context: Any) -> Any:
-        left = [each.state["left"] - 1 for each in context]
-        for each, count in zip(context, left, strict=True):
-            each.state["left"] = count
+        left = [request.state["left"] - 1 for request in context]
+        for request, count in zip(context, left, strict=True):
+            request.state["left"] = count
         return {"word": np.array(left), "done": np.array(left) == 0}
 
     def postprocess(self, input_dicts: Any, fetched: Any) -> Any:
@@ -511,8 +511,8 @@ def stepping() -> Iterator[Ask]:
     """Ask for steps of one sequence."""
 
     def step(**more: object) -> bytes:
-        said = {"parameters": {"sequence_id": 7, **more}}
-        return post("/v2/models/svc/infer", {"inputs": [{**TENSOR, "data": [1.0] * 16}], **said})
+        body = {"parameters": {"sequence_id": 7, **more}}
+        return post("/v2/models/svc/infer", {"inputs": [{**TENSOR, "data": [1.0] * 16}], **body})
 
     direct = {"op0": {"sequence": {"strategy": "direct"}}}
     with serving(chain(1), op=direct) as server, over_http(server, step()) as ask:
@@ -574,23 +574,23 @@ def counted(names: Sequence[str]) -> dict[str, Count]:
     pace.SLOW_NS *= _TIMES_SLOWER
     trip._LONGEST_NS *= _TIMES_SLOWER
     trips._STEP_S *= _TIMES_SLOWER
-    counter, found = Counter(), {}
+    counter, counts = Counter(), {}
     counter.begin()
     for name, serve in cases().items():
-        if any(name.startswith(asked) for asked in names) or not names:
+        if any(name.startswith(prefix) for prefix in names) or not names:
             with serve() as ask:
                 for _ in range(_WARM_UP):
                     ask()
-                found[name] = min(counter.of(ask) for _ in range(_COUNTED))
-    return _by_piece(found)
+                counts[name] = min(counter.of(ask) for _ in range(_COUNTED))
+    return _by_piece(counts)
 
 
-def _by_piece(found: dict[str, Count]) -> dict[str, Count]:
+def _by_piece(counts: dict[str, Count]) -> dict[str, Count]:
     for piece, (few, many, by) in _PIECES.items():
-        one, all_ = found.pop(few, Count(0, 0, 0)), found.pop(many, None)
+        one, all_ = counts.pop(few, Count(0, 0, 0)), counts.pop(many, None)
         if all_ is not None:
-            found[piece] = all_.minus(one, by)
-    return found
+            counts[piece] = all_.minus(one, by)
+    return counts
 
 
 _PIECES = {
@@ -613,12 +613,12 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
-    found = counted(given.names)
+    counts = counted(given.names)
     if given.json:
-        print(json.dumps({name: list(count) for name, count in found.items()}))
+        print(json.dumps({name: list(count) for name, count in counts.items()}))
         return 0
     print("| case | bytecodes | budget | calls | moves |\n|---|---:|---:|---:|---:|")
-    for name, count in found.items():
+    for name, count in counts.items():
         budget = f"{BUDGETS[name]:,}" if name in BUDGETS else ""
         taken = f"{count.bytecodes:,.0f} | {budget} | {count.calls:,.0f} | {count.moves:,.0f}"
         print(f"| {name} | {taken} |")

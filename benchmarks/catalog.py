@@ -140,19 +140,19 @@ def array_question(array: npt.NDArray[Any]) -> Question:
     return Question("x", array, lambda answer: _is_array(answer.get("x"), array))
 
 
-def _is_array(found: Any, array: npt.NDArray[Any]) -> bool:
+def _is_array(value: Any, array: npt.NDArray[Any]) -> bool:
     return (
-        isinstance(found, np.ndarray)
-        and found.dtype == array.dtype
-        and np.array_equal(found, array)
+        isinstance(value, np.ndarray)
+        and value.dtype == array.dtype
+        and np.array_equal(value, array)
     )
 
 
 _ROW = np.array(NUMBERS, np.float32)
-_PLAIN_ECHO = PlainQuestion("x", list(NUMBERS), lambda found: found == {"x": list(NUMBERS)})
-_V2_ECHO = V2Question("x", _ROW, lambda found: _is_array(found.get("x"), _ROW), model="echo")
+_PLAIN_ECHO = PlainQuestion("x", list(NUMBERS), lambda answer: answer == {"x": list(NUMBERS)})
+_V2_ECHO = V2Question("x", _ROW, lambda answer: _is_array(answer.get("x"), _ROW), model="echo")
 _V2_DIAMOND = V2Question(
-    "x", _ROW, lambda found: found["result"].tolist() == [2 * sum(NUMBERS)], model="diamond_v2"
+    "x", _ROW, lambda answer: answer["result"].tolist() == [2 * sum(NUMBERS)], model="diamond_v2"
 )
 
 _RANDOM = np.random.default_rng(seed=1)
@@ -160,12 +160,12 @@ _BYTES = bytes_question(_RANDOM.bytes(1_000_000))
 _FLOATS = array_question(_RANDOM.random(250_000, dtype=np.float32))
 
 _MANY_NUMBERS = [float(str(number)) for number in _RANDOM.random(250_000, dtype=np.float32)]
-_LIST = PlainQuestion("x", _MANY_NUMBERS, lambda found: found == {"x": _MANY_NUMBERS})
-_V2_LIST = V2JsonQuestion("x", _MANY_NUMBERS, lambda found: found == {"x": _MANY_NUMBERS})
+_LIST = PlainQuestion("x", _MANY_NUMBERS, lambda answer: answer == {"x": _MANY_NUMBERS})
+_V2_LIST = V2JsonQuestion("x", _MANY_NUMBERS, lambda answer: answer == {"x": _MANY_NUMBERS})
 _FILE = _RANDOM.bytes(1_000_000)
-_PICTURE = PictureQuestion("image", _FILE, lambda found: found == {"image": _FILE})
+_PICTURE = PictureQuestion("image", _FILE, lambda answer: answer == {"image": _FILE})
 _FILE_AS_TEXT = base64.b64encode(_FILE).decode()
-_BASE64 = PlainQuestion("image", _FILE_AS_TEXT, lambda found: found == {"image": _FILE_AS_TEXT})
+_BASE64 = PlainQuestion("image", _FILE_AS_TEXT, lambda answer: answer == {"image": _FILE_AS_TEXT})
 _HTTP, _GRPC, _LOOP = Transport.HTTP, Transport.GRPC, Transport.LOOP
 
 
@@ -288,13 +288,13 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "remote": tuple(
         Case(
             f"{name}, {protocol}",
-            ("predictor_loop", protocol, who),
+            ("predictor_loop", protocol, caller),
             _LOOP,
             _ECHO,
             clients=(1, THREADS),
         )
         for protocol in ("brpc", "grpc")
-        for name, who in (("bare stub", "stub"), ("predictor", "predictor"))
+        for name, caller in (("bare stub", "stub"), ("predictor", "predictor"))
     ),
     "big": (
         Case("bare echo of bytes", ("bare_grpc",), _GRPC, _BYTES),

@@ -218,18 +218,18 @@ def _of_requests(run: Run) -> Iterator[Finding]:
         share >= _LEAST_SUCCESS,
     )
     refused = sum(map(explains, doomed))
-    found = f"{refused} of {len(doomed)}"
-    yield Finding("always poison: ended with an error", "all", found, refused == len(doomed))
+    result = f"{refused} of {len(doomed)}"
+    yield Finding("always poison: ended with an error", "all", result, refused == len(doomed))
 
 
 def _of_times(run: Run) -> Iterator[Finding]:
     before_s, after_s = _percentile(run.before, 0.99), _percentile(run.after, 0.99)
     limit_s = max(_MOST_P99 * before_s, before_s + _P99_NOISE_S)
     is_met = after_s <= limit_s
-    wanted, found = f"<= {limit_s * 1e3:.1f} ms", f"{after_s * 1e3:.1f} ms"
-    yield Finding("p99 after the storm", wanted, found, is_met, is_timing=True)
-    found = "never" if run.ready_s is None else f"after {run.ready_s:.1f} s"
-    yield Finding("ready again", "yes", found, run.ready_s is not None)
+    wanted, result = f"<= {limit_s * 1e3:.1f} ms", f"{after_s * 1e3:.1f} ms"
+    yield Finding("p99 after the storm", wanted, result, is_met, is_timing=True)
+    result = "never" if run.ready_s is None else f"after {run.ready_s:.1f} s"
+    yield Finding("ready again", "yes", result, run.ready_s is not None)
 
 
 def _of_holdings(run: Run) -> Iterator[Finding]:
@@ -247,19 +247,19 @@ def _of_holdings(run: Run) -> Iterator[Finding]:
 
 
 def _of_end(run: Run) -> Iterator[Finding]:
-    found = "killed" if run.exit_status is None else str(run.exit_status)
-    yield Finding("exit status of the server", "0", found, run.exit_status == 0)
+    result = "killed" if run.exit_status is None else str(run.exit_status)
+    yield Finding("exit status of the server", "0", result, run.exit_status == 0)
     yield _count("processes that are left", run.left)
 
 
-def _count(what: str, found: int) -> Finding:
-    return Finding(what, "0", str(found), found == 0)
+def _count(criterion: str, number: int) -> Finding:
+    return Finding(criterion, "0", str(number), number == 0)
 
 
-def _change(what: str, before: float, after: float, most: float) -> Finding:
-    found = f"{before:.0f} -> {after:.0f}"
+def _change(criterion: str, before: float, after: float, most: float) -> Finding:
+    result = f"{before:.0f} -> {after:.0f}"
     wanted = f"at most {most:g} more" if most else "no more"
-    return Finding(what, wanted, found, after - before <= most)
+    return Finding(criterion, wanted, result, after - before <= most)
 
 
 def _parted(run: Run) -> tuple[list[Ending], list[Ending]]:
@@ -297,7 +297,7 @@ def _setting(plan: Plan) -> str:
 
 
 def _events_table(run: Run) -> str:
-    return table(("what happened", "times"), [(what, str(n)) for what, n in run.events.items()])
+    return table(("what happened", "times"), [(event, str(n)) for event, n in run.events.items()])
 
 
 def _phases(run: Run) -> str:

@@ -33,7 +33,7 @@ _FREE_CALLERS = 32
 
 
 @dataclass
-class Seen:
+class Tally:
     """Times that callers saw, in seconds, and the words."""
 
     firsts: list[float] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Seen:
 class Caller(asyncio.Protocol):
     """A connection that repeats its request after each answer, until `until`."""
 
-    def __init__(self, seen: Seen, until: float) -> None:
+    def __init__(self, seen: Tally, until: float) -> None:
         self._seen = seen
         self._until = until
         self._tail = b""
@@ -83,8 +83,8 @@ class Caller(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def _call(port: int, callers: int, seconds: float, spread_s: float) -> Seen:
-    seen, loop = Seen(), asyncio.get_running_loop()
+async def _call(port: int, callers: int, seconds: float, spread_s: float) -> Tally:
+    seen, loop = Tally(), asyncio.get_running_loop()
     until = time.perf_counter() + seconds
     made = []
     for _ in range(callers):  # they do not begin all at once
@@ -134,18 +134,18 @@ def main() -> int:
     parser.add_argument("--words", type=int, default=64, help="of an answer")
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)
-    said = parser.parse_args()
+    options = parser.parse_args()
     loads = {
-        "one caller": (said.rate, 1),
-        f"{said.callers} callers": (said.rate, said.callers),
+        "one caller": (options.rate, 1),
+        f"{options.callers} callers": (options.rate, options.callers),
         f"{_FREE_CALLERS} callers, no pause": (0, _FREE_CALLERS),
     }
     services = {"pipeline": "chat", "Starlette": "chat_starlette"}
     for load, (rate, callers) in loads.items():
         rows: dict[str, list[dict[str, float]]] = {name: [] for name in services}
-        for at in range(said.rounds):
+        for at in range(options.rounds):
             for name in sorted(services, reverse=at % 2 == 1):
-                row = _row(services[name], rate, said.words, callers, said.seconds)
+                row = _row(services[name], rate, options.words, callers, options.seconds)
                 rows[name].append(row)
         print(f"{load}:")
         for name, measured in rows.items():

@@ -89,12 +89,12 @@ def _instructions(trees: dict[str, Path], rounds: int, requests: int) -> str:
         return "instructions are not counted: apt-get install valgrind\n"
     rows = []
     for case in (case for case in GROUPS["http"] if case.name in _COUNTED):
-        found: dict[str, list[float]] = {when: [] for when in trees}
+        counts: dict[str, list[float]] = {when: [] for when in trees}
         for _ in range(rounds):
             for when, root in trees.items():
-                found[when].append(count(replace(case, root=root), requests))
-                print(f"{case.name}, {when}: {found[when][-1]:,.0f}", file=sys.stderr)
-        before, after = min(found["before"]), min(found["after"])
+                counts[when].append(count(replace(case, root=root), requests))
+                print(f"{case.name}, {when}: {counts[when][-1]:,.0f}", file=sys.stderr)
+        before, after = min(counts["before"]), min(counts["after"])
         rows.append((case.name, f"{before:,.0f}", f"{after:,.0f}", f"{after / before:.3f}"))
     return table(("instructions a request", "before", "after", "ratio"), rows) + "\n"
 

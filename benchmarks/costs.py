@@ -29,7 +29,7 @@ _ANY_ANSWER = Question("x", "1", lambda answer: True)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What `case` costs beyond `less` (None: beyond nothing), by so many hops."""
+    """The cost of `case` minus that of `less` (None: nothing), divided by the hops."""
 
     what: str
     case: Case
@@ -109,8 +109,8 @@ def cells(cost: Cost, results: Results) -> Iterator[str]:
     figures = (("server_ms", MANY, 1e3, ",.1f"), ("p50_us", 1, 1, ",.0f"))
     for figure, clients, unit, form in (*figures, ("instructions", 1, 1, ",.0f")):
         base: str | float = 0.0 if cost.less is None else cost.less.name
-        found = ratios(results, Target(cost.case.name, clients, figure, base, hops=cost.hops))
-        yield format(statistics.median(found) * unit, form) if found else ""
+        values = ratios(results, Target(cost.case.name, clients, figure, base, hops=cost.hops))
+        yield format(statistics.median(values) * unit, form) if values else ""
 
 
 def _say(text: str) -> None:

@@ -34,7 +34,7 @@ from pipeline.proto.pipeline_service_pb2 import Response
 
 _RELIABILITY = Path(__file__).parents[1] / "docs" / "reliability.md"
 _BEGIN = "<!-- edge_faults: written by `python -m benchmarks.edge_faults --write` -->"
-_QUESTION = Question("x", "1", lambda found: found["x"] == "1")
+_QUESTION = Question("x", "1", lambda answer: answer["x"] == "1")
 _SERVERS = 3
 _HTTP_CALLERS, _GRPC_CALLERS = 6, 6
 _CALLERS = _HTTP_CALLERS + _GRPC_CALLERS
@@ -65,8 +65,8 @@ class Callers:
         self._metadata = [(_MARK.lower(), "1")] if mark else []
         self._lock = threading.Lock()
         self._is_over = threading.Event()
-        ways = [self._ask_http] * _HTTP_CALLERS + [self._ask_grpc] * _GRPC_CALLERS
-        self._threads = [threading.Thread(target=way) for way in ways]
+        functions = [self._ask_http] * _HTTP_CALLERS + [self._ask_grpc] * _GRPC_CALLERS
+        self._threads = [threading.Thread(target=function) for function in functions]
 
     def __enter__(self) -> Callers:
         for thread in self._threads:
@@ -88,9 +88,9 @@ class Callers:
             def ask() -> str:
                 connection.request("POST", "/echo/prediction", body, self._headers)
                 answer = connection.getresponse()
-                said = json.loads(answer.read())
-                is_well = answer.status == http.HTTPStatus.OK and not said["err_no"]
-                return "" if is_well else f"HTTP {answer.status}, {said['err_msg']}"
+                reply = json.loads(answer.read())
+                is_well = answer.status == http.HTTPStatus.OK and not reply["err_no"]
+                return "" if is_well else f"HTTP {answer.status}, {reply['err_msg']}"
 
             self._repeat(ask)
 
@@ -166,7 +166,7 @@ class Fleet:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
             text = answer.read().decode()
         pattern = rf"^pipeline_gateway_{name}(?:\{{.*\}})? (\S+)$"
-        return sum(int(float(each)) for each in re.findall(pattern, text, re.MULTILINE))
+        return sum(int(float(number)) for number in re.findall(pattern, text, re.MULTILINE))
 
     def wait_until_up(self, count: int) -> None:
         """Wait until so many servers get requests."""
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.edge_faults")
     parser.add_argument("--write", action="store_true", help="into docs/reliability.md")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     with TemporaryDirectory(prefix="bench-") as name, ExitStack() as stack:
         fleet = Fleet(Path(name), stack)
         played = [_play(fleet, part) for part in PARTS]
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{table(head, [row for row, _ in played])}\n"
     )
     sys.stdout.write(report)
-    if asked.write:
+    if options.write:
         write(report, _RELIABILITY, _BEGIN)
     return 0 if all(is_met for _, is_met in played) else 1
 

@@ -1,4 +1,4 @@
-"""What a process and all its descendants use and hold, read from /proc."""
+"""Resources of a process and all its descendants, read from /proc."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CPU_TICKS = slice(11, 15)  # utime, stime, and those of children that ended and
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a family has used so far, and holds now.
+    """Resources that a family has used so far, and holds now.
 
     `rss_bytes` counts a page as often as there are processes that have it mapped.
     """
@@ -31,7 +31,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a family may leak.
+    """Resources that a family may leak.
 
     `shared_descriptors` are those of shared memory. `private_bytes` is resident memory without
     shared memory; `shared_bytes` is what all shared memory together occupies, counted once.

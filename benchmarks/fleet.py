@@ -29,7 +29,7 @@ from pipeline import Op, RequestOp
 
 _PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance.md"
 _BEGIN = "<!-- fleet: written by `python -m benchmarks.fleet --write` -->"
-_QUESTION = Question("x", "1", lambda found: found["x"] == "1")
+_QUESTION = Question("x", "1", lambda answer: answer["x"] == "1")
 _EDGE = "pipeline-gatewa"  # as the system cuts names
 _WARM_S = 1.0
 _OP_S = 0.02
@@ -63,7 +63,7 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FleetResult:
     """Outcome: answers a second, their times, and the share of time that each part is busy."""
 
     throughput: float
@@ -109,13 +109,13 @@ class Node:
         self.engine = Engine(op, config, {"sleep": fleet.op_s})
 
 
-def simulate(fleet: Fleet, costs: Costs) -> Found:
+def simulate(fleet: Fleet, costs: Costs) -> FleetResult:
     """Return what callers of a fleet find."""
-    found: Found = run_virtual(_simulate(fleet, costs))
-    return found
+    result: FleetResult = run_virtual(_simulate(fleet, costs))
+    return result
 
 
-async def _simulate(fleet: Fleet, costs: Costs) -> Found:
+async def _simulate(fleet: Fleet, costs: Costs) -> FleetResult:
     loop = asyncio.get_running_loop()
     edges = [Cores(fleet.edge_cores, loop) for _ in range(fleet.edges)]
     nodes = [Node(fleet, loop) for _ in range(fleet.nodes)]
@@ -149,26 +149,26 @@ async def _simulate(fleet: Fleet, costs: Costs) -> Found:
     passed = loop.time() - begins
     for node in nodes:
         await node.engine.executor.stop(0.0)
-    asked = len(took)
-    return Found(
-        asked / passed,
+    count = len(took)
+    return FleetResult(
+        count / passed,
         statistics.median(took) * 1000,
-        sorted(took)[int(asked * 0.99)] * 1000,
+        sorted(took)[int(count * 0.99)] * 1000,
         sum(edge.used_s for edge in edges) / passed / fleet.edges / fleet.edge_cores,
         sum(node.core.used_s for node in nodes) / passed / fleet.nodes,
-        asked * fleet.op_s / passed / fleet.nodes / fleet.workers,
+        count * fleet.op_s / passed / fleet.nodes / fleet.workers,
     )
 
 
 # Measured -----------------------------------------------------------------------------------
 
 
-def measured(nodes: int, clients: int, seconds: float) -> Found:
+def measured(nodes: int, clients: int, seconds: float) -> FleetResult:
     """Return what callers of a real edge before so many real servers find, on this machine."""
     arguments = ("gateway", "sleep", str(nodes), str(_OP_S * 1000), str(_WORKERS))
     with running(*arguments) as made:
         load, _, _ = _loaded(made, "sleep", clients, seconds)
-    return Found(load.requests / load.seconds, load.p50_ms, load.p99_ms)
+    return FleetResult(load.requests / load.seconds, load.p50_ms, load.p99_ms)
 
 
 def costs_here(seconds: float) -> Costs:
@@ -226,10 +226,10 @@ def _beside(costs: Costs, seconds: float) -> str:
         rows.append(
             [
                 str(nodes),
-                *(f"{each.throughput:,.0f}" for each in (real, made)),
+                *(f"{result.throughput:,.0f}" for result in (real, made)),
                 f"{made.throughput / real.throughput:.2f}",
-                *(f"{each.p50_ms:.1f}" for each in (real, made)),
-                *(f"{each.p99_ms:.1f}" for each in (real, made)),
+                *(f"{result.p50_ms:.1f}" for result in (real, made)),
+                *(f"{result.p99_ms:.1f}" for result in (real, made)),
             ]
         )
     names = [
@@ -251,17 +251,17 @@ def _large(costs: Costs) -> str:
     rows = []
     for edges, rate in ((50, 250e3), (50, 500e3), (50, 1e6), (100, 1e6), (100, 2e6)):
         fleet = Fleet(100, edges, 4, workers=8, op_s=2e-4, rate=rate, seconds=0.02)
-        found = simulate(fleet, far)
+        result = simulate(fleet, far)
         rows.append(
             [
                 f"{edges} x 4",
                 f"{rate:,.0f}",
-                f"{found.throughput:,.0f}",
-                f"{found.p50_ms:.2f}",
-                f"{found.p99_ms:.2f}",
+                f"{result.throughput:,.0f}",
+                f"{result.p50_ms:.2f}",
+                f"{result.p99_ms:.2f}",
                 *(
                     f"{busy:.0%}"
-                    for busy in (found.edge_busy, found.replica_busy, found.workers_busy)
+                    for busy in (result.edge_busy, result.replica_busy, result.workers_busy)
                 ),
             ]
         )

@@ -44,11 +44,11 @@ def count_all(
 
     def counted(case: Case) -> float | str:
         try:
-            found: float | str = count(case, requests)
+            result: float | str = count(case, requests)
         except (NotMeasuredError, subprocess.SubprocessError) as error:
-            found = str(error).strip().splitlines()[-1]
-        say(f"{case.name}: instructions a request: {found}")
-        return found
+            result = str(error).strip().splitlines()[-1]
+        say(f"{case.name}: instructions a request: {result}")
+        return result
 
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
         return dict(zip([case.name for case in cases], pool.map(counted, cases), strict=True))
@@ -67,13 +67,13 @@ def count(case: Case, requests: int) -> float:
     ) as service:
         ask = _grpc_client if case.transport is Transport.GRPC else _http_client
         ask(case, service, _WARM_UP)
-        found = []
+        counts = []
         for _ in range(_ROUNDS):
             _control(service, "--zero")
             ask(case, service, requests)
             _control(service, "--dump")
-            found.append(_latest_total(service) / requests)
-        return min(found)
+            counts.append(_latest_total(service) / requests)
+        return min(counts)
 
 
 def _http_client(case: Case, service: Service, requests: int) -> None:
@@ -111,7 +111,7 @@ def _latest_total(service: Service) -> int:
     latest = max(files, key=lambda file: int(file.suffix[1:]), default=None)
     if latest is None:
         raise NotMeasuredError("callgrind has written nothing")
-    found = re.search(r"^(?:summary|totals): (\d+)", latest.read_text(), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^(?:summary|totals): (\d+)", latest.read_text(), re.MULTILINE)
+    if match is None:
         raise NotMeasuredError(f"there is no sum in {latest}")
-    return int(found[1])
+    return int(match[1])

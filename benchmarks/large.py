@@ -109,9 +109,9 @@ def _measured(service: Service, name: str, ask: Ask) -> Row:
         time.sleep(_SETTLE_S)
         output, _ = pings.communicate(b"end")
     taken = json.loads(output)
-    found = sorted(took for at, took in taken if start - took <= at <= end)
+    times = sorted(took for at, took in taken if start - took <= at <= end)
     alone = sorted(took for at, took in taken if at + took < start)
-    return Row(name, size, end - start, _p99(found), 1e3 * found[-1], len(found), peak, _p99(alone))
+    return Row(name, size, end - start, _p99(times), 1e3 * times[-1], len(times), peak, _p99(alone))
 
 
 def _p99(seconds: list[float]) -> float:
@@ -266,8 +266,8 @@ def _posting_v2(tensor: Callable[[], tuple[bytes, str, list[int]]]) -> Ask:
             "parameters": {"binary_data_output": True},
         }
         head = json.dumps(fields).encode()
-        told = {"Inference-Header-Content-Length": str(len(head))}
-        answer = _post(service, "/v2/models/large/infer", head + raw, told)
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        answer = _post(service, "/v2/models/large/infer", head + raw, headers)
         return max(len(raw), len(answer))
 
     return ask

@@ -57,14 +57,16 @@ def http_load(
         command += [f"-H{name}: {value}" for name, value in question.headers.items()]
         command += ["--timeout", str(_ANSWER_LIMIT_S), url, "--"]
         output, client_cpu_s = _run([*command, *files], seconds)
-    found = json.loads(output.splitlines()[-1])
-    if found["wrong"] or not found["requests"]:
-        raise NotMeasuredError(f"{url}: {found['wrong']} of {found['requests']} answers were wrong")
+    report = json.loads(output.splitlines()[-1])
+    if report["wrong"] or not report["requests"]:
+        raise NotMeasuredError(
+            f"{url}: {report['wrong']} of {report['requests']} answers were wrong"
+        )
     return Load(
-        requests=found["requests"],
-        seconds=found["seconds"],
-        p50_ms=found["p50_ms"],
-        p99_ms=found["p99_ms"],
+        requests=report["requests"],
+        seconds=report["seconds"],
+        p50_ms=report["p50_ms"],
+        p99_ms=report["p99_ms"],
         client_cpu_s=client_cpu_s,
     )
 

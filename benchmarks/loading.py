@@ -105,10 +105,15 @@ def row_of(kind: str, pairs: Sequence[tuple[Period, Period]]) -> list[str]:
     def middle(place: int, share: float) -> float:
         return statistics.median(pair[place].percentile(share) for pair in pairs)
 
-    without, beside = middle(0, 99), middle(1, 99)
-    figures = [middle(0, 50), middle(1, 50), without, beside]
+    without, with_load = middle(0, 99), middle(1, 99)
+    figures = [middle(0, 50), middle(1, 50), without, with_load]
     loads = sum(pair[1].loads for pair in pairs)
-    return [kind, *(f"{each:.2f}" for each in figures), f"{beside / without:.2f}", str(loads)]
+    return [
+        kind,
+        *(f"{figure:.2f}" for figure in figures),
+        f"{with_load / without:.2f}",
+        str(loads),
+    ]
 
 
 def period(service: Service, kind: str, seconds: float, per_s: float) -> Period:
@@ -116,8 +121,8 @@ def period(service: Service, kind: str, seconds: float, per_s: float) -> Period:
     loads = 0
     with asking(service, seconds, per_s) as (times_ms, ends):
         while kind and time.monotonic() < ends:
-            for what in ("unload", "load"):
-                post(service.http_port, f"/v2/repository/models/{kind}/{what}", {})
+            for action in ("unload", "load"):
+                post(service.http_port, f"/v2/repository/models/{kind}/{action}", {})
             loads += 1
     return Period(times_ms, loads)
 
@@ -172,15 +177,15 @@ def post(
     port: int, path: str, body: Any, connection: http.client.HTTPConnection | None = None
 ) -> Any:
     """Return the JSON of the answer; an error raises NotMeasuredError."""
-    asked = connection or http.client.HTTPConnection("127.0.0.1", port)
-    asked.request("POST", path, json.dumps(body), _HEAD)
-    answer = asked.getresponse()
-    found = answer.read()
+    client = connection or http.client.HTTPConnection("127.0.0.1", port)
+    client.request("POST", path, json.dumps(body), _HEAD)
+    answer = client.getresponse()
+    body_read = answer.read()
     if connection is None:
-        asked.close()
+        client.close()
     if answer.status != 200:
-        raise NotMeasuredError(f"{path}: {answer.status} {found!r}")
-    return json.loads(found or b"null")
+        raise NotMeasuredError(f"{path}: {answer.status} {body_read!r}")
+    return json.loads(body_read or b"null")
 
 
 def write_repository(folder: Path, layers: int) -> None:

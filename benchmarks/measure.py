@@ -127,9 +127,11 @@ class Runner:
         if name in self._results.not_measured:
             return
         with self._going_on_without(name):
-            found = drive(clients, self._plan.seconds)
-            self._results.rounds.setdefault((name, clients), []).append(found)
-            self._say(f"{name}, {clients} clients, round {number}: {found.per_s:.0f} requests/s")
+            measurement = drive(clients, self._plan.seconds)
+            self._results.rounds.setdefault((name, clients), []).append(measurement)
+            self._say(
+                f"{name}, {clients} clients, round {number}: {measurement.per_s:.0f} requests/s"
+            )
 
     @contextlib.contextmanager
     def _going_on_without(self, name: str) -> Iterator[None]:

@@ -80,13 +80,13 @@ def _load(service: Service, question: Question) -> int:
 def _settled(service: Service) -> Holdings:
     """What the service holds once it has seen that the clients are gone."""
     give_up = time.monotonic() + _SETTLING_S
-    found = service.holdings()
+    now = service.holdings()
     while time.monotonic() < give_up:
         time.sleep(_SETTLING_S / 10)
-        before, found = found, service.holdings()
-        if (found.processes, found.descriptors) == (before.processes, before.descriptors):
+        before, now = now, service.holdings()
+        if (now.processes, now.descriptors) == (before.processes, before.descriptors):
             break
-    return found
+    return now
 
 
 def _row(elapsed_s: float, requests: int, held: Holdings) -> str:

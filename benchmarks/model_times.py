@@ -71,7 +71,7 @@ class RowQuestion(V2JsonQuestion):
         return json.dumps({"inputs": [{**tensor, "data": self.value}]}).encode()
 
 
-_QUESTION = RowQuestion("x", [1.0, 2.0, 3.0, 4.0], lambda found: True)
+_QUESTION = RowQuestion("x", [1.0, 2.0, 3.0, 4.0], lambda answer: True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ def main() -> int:
                     [stretch(service, model, clients, given.seconds) for service in services]
                     for _ in range(given.rounds)
                 ]
-                found, apart = rows_of(f"{model}, {clients}", rounds)
-                rows += found
+                table_rows, apart = rows_of(f"{model}, {clients}", rounds)
+                rows += table_rows
                 worst = max(worst, apart)
     print(machine())
     print(table(("model, clients", "us a request", "Triton", "here", "ratio"), rows))
@@ -157,10 +157,10 @@ def rows_of(what: str, rounds: Sequence[Sequence[Times]]) -> tuple[list[list[str
 
     pairs = list(zip(*rounds, strict=True))
     for name in FIELDS:
-        apart = add(name, [[each.us[name] for each in side] for side in pairs], ",.0f")
+        apart = add(name, [[times.us[name] for times in side] for side in pairs], ",.0f")
         worst = max(worst, apart) if name in JUDGED else worst
-    add("requests an execution", [[each.batch for each in side] for side in pairs], ".2f")
-    add("p50 of the clients, ms", [[each.p50_ms for each in side] for side in pairs], ".2f")
+    add("requests an execution", [[times.batch for times in side] for side in pairs], ".2f")
+    add("p50 of the clients, ms", [[times.p50_ms for times in side] for side in pairs], ".2f")
     return rows, worst
 
 
@@ -174,20 +174,20 @@ def write_models(folder: Path, site: str, delay_s: float) -> None:
 
 def _at_rest(port: int, model: str) -> dict[str, Any]:
     """Return the statistics when what the clients left behind has been executed."""
-    found = _stats(port, model)
+    stats = _stats(port, model)
     for _ in range(_MOST_LOOKS):
         time.sleep(_REST_S)
-        last, found = found, _stats(port, model)
-        if last == found:
-            return found
+        last, stats = stats, _stats(port, model)
+        if last == stats:
+            return stats
     raise NotMeasuredError(f"{model} is still at work when all clients have left")
 
 
 def _stats(port: int, model: str) -> dict[str, Any]:
     url = f"http://127.0.0.1:{port}/v2/models/{model}/stats"
     with urllib.request.urlopen(url, timeout=10) as answer:
-        (found,) = json.load(answer)["model_stats"]
-    return dict(found)
+        (stats,) = json.load(answer)["model_stats"]
+    return dict(stats)
 
 
 if __name__ == "__main__":

@@ -84,16 +84,16 @@ def main(arguments: Sequence[str]) -> int:
         sides = {"here": ("repository", write_models(Path(folder, "here"), "."))}
         if not given.no_triton:
             sides[_TRITON] = ("triton", write_models(Path(folder, "triton"), str(installed())))
-        found = [*rows(sides)]
+        table_rows = [*rows(sides)]
         if given.before is not None:
-            found = [with_before(group, given.before.resolve()) for group in found]
-        wanted = [group for group in found if _is_wanted(group[0].name, given.rows)]
+            table_rows = [with_before(group, given.before.resolve()) for group in table_rows]
+        wanted = [group for group in table_rows if _is_wanted(group[0].name, given.rows)]
         print(markdown(measure(wanted, plan, _say), plan, targets(wanted, given.clients)))
         for name, side in sides.items():
             if _is_wanted("beside", given.rows):
                 print(_beside(name, side, plan))
             if _is_wanted("memory", given.rows):
-                print(_memory(name, side, partial(_asked, "waits"), given.clients))
+                print(_memory(name, side, partial(_question, "waits"), given.clients))
         if _is_wanted("memory", given.rows):
             for workers in ("threads", PROCESSES):
                 print(_memory(f"/api, {workers}", ("waits", workers), _waits, given.clients))
@@ -136,7 +136,7 @@ def _groups(sides: Mapping[str, tuple[str, ...]]) -> Iterator[list[Case]]:
     for size, shape in _SIZES.items():
         for model in ("looks", "looks_batched", "echo"):
             for by in both:
-                name, asked = f"{model}, v2 {by.value}, {size}", _asked(model, shape)
+                name, asked = f"{model}, v2 {by.value}, {size}", _question(model, shape)
                 others = {side: command for side, command in sides.items() if side != "here"}
                 if by is Transport.GRPC:
                     others[_EMBEDDED] = (*here, "--edge=embedded")
@@ -144,19 +144,19 @@ def _groups(sides: Mapping[str, tuple[str, ...]]) -> Iterator[list[Case]]:
                     Case(name, here, by, *asked),
                     *(Case(f"{name}, {side}", each, by, *asked) for side, each in others.items()),
                 ]
-        looks = Transport.HTTP, *_asked("looks", shape)
+        looks = Transport.HTTP, *_question("looks", shape)
         name, gateway = f"gateway, looks, v2 HTTP, {size}", (*here, "--edge=gateway")
         yield [Case(name, gateway, *looks), Case(f"{name}, {_EMBEDDED}", here, *looks)]
         content = np.random.default_rng(seed=1).bytes(int(np.prod(shape)))
         question = bytes_question(content)
         yield [Case(f"own wire, gateway, {size}", ("big", GATEWAY), Transport.GRPC, question)]
-    picture = PictureQuestion("image", content[:100_000], lambda found: True)
+    picture = PictureQuestion("image", content[:100_000], lambda answer: True)
     command = ("pictures", PROCESSES)
     yield [Case("/api, 100 KB, process", command, Transport.HTTP, picture, "/api/pictures")]
 
 
-def _asked(model: str, shape: tuple[int, ...]) -> tuple[V2Question, str]:
-    question = V2Question("x", np.zeros(shape, np.uint8), lambda found: "y" in found, model=model)
+def _question(model: str, shape: tuple[int, ...]) -> tuple[V2Question, str]:
+    question = V2Question("x", np.zeros(shape, np.uint8), lambda answer: "y" in answer, model=model)
     return question, f"/v2/models/{model}/infer"
 
 
@@ -170,17 +170,17 @@ def with_before(group: Sequence[Case], tree: Path) -> list[Case]:
 
 def targets(groups: Sequence[Sequence[Case]], clients: int) -> list[Target]:
     """Return what is compared: the first service of each row with each of the others."""
-    found = []
+    targets_ = []
     for ours, *others in groups:
         for base in (other.name for other in others):
             fits = (goal for (part, side), goal in _GOALS.items() if part in base and side in base)
             per_s, cpu = next(fits, _SAME)
             (count,) = ours.clients or (clients,)
-            found += [
+            targets_ += [
                 Target(ours.name, count, "per_s", base, at_least=per_s),
                 Target(ours.name, count, "server_ms", base, at_most=cpu),
             ]
-    return found
+    return targets_
 
 
 def _waits(shape: tuple[int, ...]) -> tuple[PictureQuestion, str]:
@@ -188,7 +188,7 @@ def _waits(shape: tuple[int, ...]) -> tuple[PictureQuestion, str]:
 
 
 def _post(service: Service, model: str, shape: tuple[int, ...], clients: int, seconds: int) -> Load:
-    return _load(service, *_asked(model, shape), clients, seconds)
+    return _load(service, *_question(model, shape), clients, seconds)
 
 
 def _load(service: Service, question: Question, path: str, clients: int, seconds: int) -> Load:
@@ -198,7 +198,7 @@ def _load(service: Service, question: Question, path: str, clients: int, seconds
 def _beside(name: str, command: Sequence[str], plan: Plan) -> str:
     """Tell the p99 of a small request to another model, alone and beside large ones, in turns."""
     (clients,), seconds = plan.clients, int(plan.seconds)
-    alone, beside = list[float](), list[float]()
+    alone, with_load = list[float](), list[float]()
     with running(*command) as service, ThreadPoolExecutor() as pool:
         service.first_answer(lambda: ready(service.http_port))
         for number in range(plan.repeats + 1):
@@ -209,9 +209,9 @@ def _beside(name: str, command: Sequence[str], plan: Plan) -> str:
             large.result()
             if number:  # the first is to warm up
                 alone.append(small.p99_ms)
-                beside.append(crowded.p99_ms)
-    ratio = statistics.median(map(float.__truediv__, beside, alone))
-    medians = [f"{statistics.median(side):.2f}" for side in (alone, beside)]
+                with_load.append(crowded.p99_ms)
+    ratio = statistics.median(map(float.__truediv__, with_load, alone))
+    medians = [f"{statistics.median(side):.2f}" for side in (alone, with_load)]
     return table(
         ("small requests, p99 ms", "alone", f"beside {clients} of 1 MiB", "ratio", "goal"),
         [(name, *medians, f"{ratio:.2f}", "<= 3, < 50 ms")],

@@ -43,8 +43,8 @@ class Makes(Op):
         return feed_batch[0]
 
     def preprocess(self, input_dicts: Any) -> Any:
-        (asked,) = input_dicts.values()
-        return {"number": np.array([[int(asked["number"])]])}
+        (request,) = input_dicts.values()
+        return {"number": np.array([[int(request["number"])]])}
 
     def postprocess(self, input_dicts: Any, fetched: Any) -> Any:
         number = int(fetched["number"][0, 0])
@@ -84,9 +84,9 @@ class Storm:
         turns = itertools.cycle(["kill", "node", "kill", "full"])
         while time.monotonic() < ends:
             await asyncio.sleep(every_s)
-            what = next(turns)
-            await getattr(self, f"_{what}")(chance)
-            self.done[what] += 1
+            fault = next(turns)
+            await getattr(self, f"_{fault}")(chance)
+            self.done[fault] += 1
 
     async def _kill(self, chance: random.Random) -> None:
         if self.pids:
@@ -129,7 +129,7 @@ def server_of(actors: int, deadline_s: float) -> PipelineServer:
 
 @dataclass
 class Tally:
-    """What became of the requests."""
+    """Results of the requests."""
 
     ends: Counter[str] = field(default_factory=Counter)
     texts: Counter[str] = field(default_factory=Counter)
@@ -182,13 +182,13 @@ def objects_held(server: PipelineServer) -> int:
 
 
 @contextlib.asynccontextmanager
-async def raging(said: argparse.Namespace) -> AsyncIterator[tuple[PipelineServer, Storm, Tally]]:
-    async with nodes(said.nodes, 2) as made:
-        async with server_of(said.actors, said.deadline_s) as server:
-            storm, until = Storm(made, said.nodes, said.seed), asyncio.Event()
-            asking = asyncio.ensure_future(callers(server, storm, said.callers, until))
+async def raging(options: argparse.Namespace) -> AsyncIterator[tuple[PipelineServer, Storm, Tally]]:
+    async with nodes(options.nodes, 2) as made:
+        async with server_of(options.actors, options.deadline_s) as server:
+            storm, until = Storm(made, options.nodes, options.seed), asyncio.Event()
+            asking = asyncio.ensure_future(callers(server, storm, options.callers, until))
             try:
-                await storm.rage(said.seconds, said.every_s)
+                await storm.rage(options.seconds, options.every_s)
                 await asyncio.sleep(_SETTLING_S)
             finally:
                 until.set()
@@ -200,8 +200,8 @@ async def raging(said: argparse.Namespace) -> AsyncIterator[tuple[PipelineServer
         assert actors_alive() == 0
 
 
-async def run(said: argparse.Namespace) -> int:
-    async with raging(said) as (server, storm, tally):
+async def run(options: argparse.Namespace) -> int:
+    async with raging(options) as (server, storm, tally):
         held, up = objects_held(server), actors_alive()
         states = [op.workers for op in server.executor.state().ops]
     asked = sum(tally.ends.values())
@@ -213,13 +213,13 @@ async def run(said: argparse.Namespace) -> int:
     wrong = {
         "answers": share < _LEAST_SUCCESS,
         "mixed": bool(tally.ends["WRONG"]),
-        "late": tally.slowest_s > said.deadline_s + _SLACK_S,
+        "late": tally.slowest_s > options.deadline_s + _SLACK_S,
         "objects": held > 0,
-        "actors": up != 2 * said.actors,
+        "actors": up != 2 * options.actors,
     }
-    found = [name for name, is_wrong in wrong.items() if is_wrong]
-    print(f"not as it should be: {', '.join(found)}" if found else "all as it should be")
-    return 1 if found else 0
+    faults = [name for name, is_wrong in wrong.items() if is_wrong]
+    print(f"not as it should be: {', '.join(faults)}" if faults else "all as it should be")
+    return 1 if faults else 0
 
 
 def main() -> int:

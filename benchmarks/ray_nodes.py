@@ -36,10 +36,10 @@ class Nodes:
     async def _order(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
-        await _said(self._process, "done")
+        await _line_with(self._process, "done")
 
 
-async def _said(process: asyncio.subprocess.Process, word: str) -> str:
+async def _line_with(process: asyncio.subprocess.Process, word: str) -> str:
     """Return the text after a word at the start of a line; skip lines from Ray."""
     assert process.stdout is not None
     async for line in process.stdout:
@@ -61,7 +61,7 @@ async def nodes(count: int, cpus: int) -> AsyncIterator[Nodes]:
         env={**os.environ, **_QUIET},
     )
     try:
-        address = await _said(process, "address")
+        address = await _line_with(process, "address")
         ray.init(address=address, logging_level="error", log_to_driver=False)
         yield Nodes(process, address)
     finally:

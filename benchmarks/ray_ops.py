@@ -87,14 +87,14 @@ async def ours(server: PipelineServer, clients: int, seconds: float) -> float:
 
 async def by_nodes(counts: Sequence[int], seconds: float) -> dict[int, float]:
     """Answers per second of the Op that sleeps, with an actor on each of so many nodes."""
-    found = {}
+    rates = {}
     for count in counts:
         async with nodes(count, 1), server_of(Sleeps("sleeps", RequestOp()), count) as server:
             await ours(server, count, 1.0)
-            found[count] = await ours(server, count * _PER_ACTOR, seconds)
-        told = found[count] * _SLEEP_S / count
-        print(f"{count} nodes: {found[count]:6.1f} batches/s, {told:.3f} of what they can")
-    return found
+            rates[count] = await ours(server, count * _PER_ACTOR, seconds)
+        share = rates[count] * _SLEEP_S / count
+        print(f"{count} nodes: {rates[count]:6.1f} batches/s, {share:.3f} of what they can")
+    return rates
 
 
 async def lone_calls(rounds: int) -> list[float]:
@@ -137,14 +137,14 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="*", default=[1, 2, 4])
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=5)
-    said = parser.parse_args()
-    if said.rounds:
-        ratios = asyncio.run(lone_calls(said.rounds))
+    options = parser.parse_args()
+    if options.rounds:
+        ratios = asyncio.run(lone_calls(options.rounds))
         print(f"a batch beside a bare call: {statistics.median(ratios):.2f}")
-    found = asyncio.run(by_nodes(said.nodes, said.seconds))
-    most = max(found, default=1)
-    if 1 in found:
-        print(f"{most} nodes beside one: {found[most] / found[1] / most:.3f} of linear")
+    rates = asyncio.run(by_nodes(options.nodes, options.seconds))
+    most = max(rates, default=1)
+    if 1 in rates:
+        print(f"{most} nodes beside one: {rates[most] / rates[1] / most:.3f} of linear")
     return 0
 
 

@@ -106,15 +106,15 @@ async def two_nodes() -> AsyncIterator[None]:
                 ray.shutdown()
 
 
-async def run(said: argparse.Namespace) -> int:
-    async with two_nodes(), server_of_two(2, said.deadline_s) as server:
+async def run(options: argparse.Namespace) -> int:
+    async with two_nodes(), server_of_two(2, options.deadline_s) as server:
         storm, until = Storm(SimpleNamespace(), 0, 0), asyncio.Event()  # type: ignore[arg-type]
-        asking = asyncio.ensure_future(callers(server, storm, said.callers, until))
+        asking = asyncio.ensure_future(callers(server, storm, options.callers, until))
         await asyncio.sleep(3.0)
         pools = [op.workers for op in server.executor.executor.nodes.values()]
-        print("nodes of the actors:", [sorted(each[:6] for each in pool.nodes) for pool in pools])
+        print("nodes of the actors:", [sorted(node[:6] for node in pool.nodes) for pool in pools])
         _ip("link", "set", _CABLES[0], "down")
-        await asyncio.sleep(said.seconds)
+        await asyncio.sleep(options.seconds)
         _ip("link", "set", _CABLES[0], "up")
         await asyncio.sleep(5.0)
         until.set()
@@ -123,7 +123,7 @@ async def run(said: argparse.Namespace) -> int:
     print(f"{dict(tally.ends)}, slowest {tally.slowest_s:.2f} s; {states}")
     for text, count in tally.texts.most_common(5):
         print(f"  {count}: {text}")
-    return int(set(tally.ends) != {"answered"} or tally.slowest_s > said.deadline_s + 0.5)
+    return int(set(tally.ends) != {"answered"} or tally.slowest_s > options.deadline_s + 0.5)
 
 
 def main() -> int:

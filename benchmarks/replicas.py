@@ -96,8 +96,8 @@ def stretch(service: Service, model: str, clients: int, seconds: float) -> tuple
     load = http_load(url, _QUESTION, clients, seconds)
     spent = {pid: cpu - before.get(pid, 0.0) for pid, cpu in cpu_of_each(service.pid).items()}
     gateway = sum(spent.pop(pid, 0.0) for pid in members(service.pid, _GATEWAY))
-    found = [spent.pop(service.pid), max(spent.values()), sum(spent.values()), gateway]
-    return load.requests / load.seconds, Costs(*(each / load.requests for each in found))
+    figures = [spent.pop(service.pid), max(spent.values()), sum(spent.values()), gateway]
+    return load.requests / load.seconds, Costs(*(each / load.requests for each in figures))
 
 
 def row_of(model: str, rounds: Sequence[Sequence[tuple[float, Costs]]]) -> list[str]:

@@ -112,10 +112,10 @@ def _verdicts(results: Results, targets: Iterable[Target]) -> str:
     for target in targets:
         by_round = ratios(results, target)
         if by_round:
-            found = statistics.median(by_round)
-            verdict = _verdict(results, target, found)
+            middle = statistics.median(by_round)
+            verdict = _verdict(results, target, middle)
             spread = f"{min(by_round):.2f} to {max(by_round):.2f}"
-            rows.append((*_described(target), f"{found:.2f}", spread, verdict))
+            rows.append((*_described(target), f"{middle:.2f}", spread, verdict))
     header = ("what", "against", "target", "found", "rounds", "verdict")
     return table(header, rows) if rows else ""
 
@@ -132,8 +132,8 @@ def _described(target: Target) -> tuple[str, str, str]:
     return f"{target.case}, {unit}{clients}", against, limit
 
 
-def _verdict(results: Results, target: Target, found: float) -> str:
-    if _is_reached(target, found):
+def _verdict(results: Results, target: Target, value: float) -> str:
+    if _is_reached(target, value):
         return "reached"
     ceiling = _ceiling(results, target)
     if ceiling is None or _is_reached(target, ceiling):
@@ -142,17 +142,17 @@ def _verdict(results: Results, target: Target, found: float) -> str:
 
 
 def _ceiling(results: Results, target: Target) -> float | None:
-    """What `found` is for the case that no service outdoes."""
+    """Return the result for the case that no service can beat."""
     if target.ceiling is None:
         return None
     bare = ratios(results, dataclasses.replace(target, case=target.ceiling))
     return statistics.median(bare) if bare else None
 
 
-def _is_reached(target: Target, found: float) -> bool:
+def _is_reached(target: Target, value: float) -> bool:
     if target.at_least is not None:
-        return found >= target.at_least
-    return target.at_most is None or found <= target.at_most
+        return value >= target.at_least
+    return target.at_most is None or value <= target.at_most
 
 
 def ratios(results: Results, target: Target) -> list[float]:
@@ -173,8 +173,8 @@ def ratios(results: Results, target: Target) -> list[float]:
 
 def _values(results: Results, case: str, target: Target) -> list[float]:
     if target.figure == INSTRUCTIONS:
-        found = results.instructions.get(case)
-        return [found] if isinstance(found, float) else []
+        count = results.instructions.get(case)
+        return [count] if isinstance(count, float) else []
     rounds = results.rounds.get((case, target.clients), [])
     return [getattr(measurement, target.figure) for measurement in rounds]
 

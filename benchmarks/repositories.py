@@ -49,7 +49,7 @@ output [ {{ name: "y" data_type: TYPE_FP32 dims: [ {_WIDTH} ] }} ]
 """
 _STEP = """{ model_name: "%s" model_version: -1
   input_map { key: "x" value: "%s" } output_map { key: "y" value: "%s" } }"""
-_QUESTION = RowQuestion("x", [float(number) for number in range(_WIDTH)], lambda found: True)
+_QUESTION = RowQuestion("x", [float(number) for number in range(_WIDTH)], lambda answer: True)
 
 
 def main() -> int:
@@ -84,12 +84,12 @@ def main() -> int:
 
 def _round(services: Sequence[Service], model: str, clients: int, seconds: float) -> list[float]:
     """Return requests/s of each side, one after the other."""
-    found = []
+    figures = []
     for service in services:
         url = f"http://127.0.0.1:{service.http_port}/v2/models/{model}/infer"
         load = http_load(url, _QUESTION, clients, seconds)
-        found.append(load.requests / load.seconds)
-    return found
+        figures.append(load.requests / load.seconds)
+    return figures
 
 
 def row_of(model: str, rounds: Sequence[Sequence[float]], goal: float) -> tuple[float, list[str]]:
@@ -98,8 +98,8 @@ def row_of(model: str, rounds: Sequence[Sequence[float]], goal: float) -> tuple[
     ratio = statistics.median(ratios)
     sides = [sorted(side) for side in zip(*rounds, strict=True)]
     spans = [f"{side[0]:,.0f} to {side[-1]:,.0f}" for side in sides]
-    told = f"{ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-    return ratio, [model, *spans, told, f"{goal:g}"]
+    text = f"{ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+    return ratio, [model, *spans, text, f"{goal:g}"]
 
 
 def write_models(folder: Path, site: str) -> None:

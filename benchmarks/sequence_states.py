@@ -119,27 +119,28 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300)
-    said = parser.parse_args()
-    ways: dict[str, Callable[[int], float]] = {
-        "batch of one": lambda size: in_batches(size, said.steps, [[0]]),
-        "the same four together": lambda size: in_batches(size, said.steps, [[0, 1, 2, 3]]),
+    options = parser.parse_args()
+    strategies: dict[str, Callable[[int], float]] = {
+        "batch of one": lambda size: in_batches(size, options.steps, [[0]]),
+        "the same four together": lambda size: in_batches(size, options.steps, [[0, 1, 2, 3]]),
         "four, others each time": lambda size: in_batches(
-            size, min(said.steps, 40), [[0, 1, 2, 3], [4, 1, 6, 3]]
+            size, min(options.steps, 40), [[0, 1, 2, 3], [4, 1, 6, 3]]
         ),
-        "worker process": lambda size: asyncio.run(in_a_process(size, said.steps, False)),
+        "worker process": lambda size: asyncio.run(in_a_process(size, options.steps, False)),
         "worker process, checkpoint": lambda size: asyncio.run(
-            in_a_process(size, min(said.steps, 60), True)
+            in_a_process(size, min(options.steps, 60), True)
         ),
     }
-    found: dict[tuple[str, int], list[float]] = {}
-    for _ in range(said.rounds):
-        for name, way in ways.items():
+    rates: dict[tuple[str, int], list[float]] = {}
+    for _ in range(options.rounds):
+        for name, strategy in strategies.items():
             for size in SIZES:
-                found.setdefault((name, size), []).append(way(size))
+                rates.setdefault((name, size), []).append(strategy(size))
     sys.stdout.write(machine() + "\n\n")
     header = ["us a step, state of", *(f"{size // KIB} KiB" for size in SIZES)]
     rows = [
-        [name, *(f"{statistics.median(found[name, size]):,.0f}" for size in SIZES)] for name in ways
+        [name, *(f"{statistics.median(rates[name, size]):,.0f}" for size in SIZES)]
+        for name in strategies
     ]
     sys.stdout.write(table(header, rows) + "\n")
     return 0

@@ -144,7 +144,7 @@ class Caller:
         expected = 0 if info is None else self.number
         if is_last:
             self.number = 0
-        sink = Asked(self, expected, time.perf_counter() if due is None else due)
+        sink = Request(self, expected, time.perf_counter() if due is None else due)
         target = RequestTarget(payload={"x": _INPUT}, wants_response=False, info=info)
         self._begin(_RAW, None, target, sink)
 
@@ -153,7 +153,7 @@ class Caller:
         self._length = self.number + 1
 
 
-class Asked:
+class Request:
     """One step that a caller asked for: its sink. `expected`: its number in its sequence, or 0."""
 
     __slots__ = ("_began", "_caller", "_expected")

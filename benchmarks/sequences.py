@@ -47,8 +47,8 @@ class Turn:
 
 
 def main() -> int:
-    said = _arguments()
-    asyncio.run(_steady(said) if said.live else _turns(said))
+    options = _arguments()
+    asyncio.run(_steady(options) if options.live else _turns(options))
     return 0
 
 
@@ -74,23 +74,23 @@ def _arguments() -> argparse.Namespace:
 
 
 @asynccontextmanager
-async def _serving(kind: str, said: argparse.Namespace) -> AsyncIterator[Begin]:
+async def _serving(kind: str, options: argparse.Namespace) -> AsyncIterator[Begin]:
     """Run a server with the Op; gives its engine's `begin`."""
     sequence: dict[str, Any] = {} if kind == KINDS[0] else {"strategy": kind}
     if kind == "oldest":
-        sequence["max_candidates"] = said.candidates or said.live or said.batch
+        sequence["max_candidates"] = options.candidates or options.live or options.batch
     if sequence:
         sequence["max_idle_ms"] = 600_000
     server = PipelineServer(kind)
-    server.set_response_op(ResponseOp([model_of(kind, said.step_ms / 1e3)]))
+    server.set_response_op(ResponseOp([model_of(kind, options.step_ms / 1e3)]))
     server.prepare_server(
         yml_dict={
             "rpc_port": 0,
             "http_port": 0,
             "edge": "embedded",
             "worker_num": 65_536,
-            "dag": {"is_thread_op": not said.processes},
-            "op": {"model": {"concurrency": 2, "batch_size": said.batch, "sequence": sequence}},
+            "dag": {"is_thread_op": not options.processes},
+            "op": {"model": {"concurrency": 2, "batch_size": options.batch, "sequence": sequence}},
         }
     )
     async with server:
@@ -98,48 +98,50 @@ async def _serving(kind: str, said: argparse.Namespace) -> AsyncIterator[Begin]:
             yield server._running().models.begin
 
 
-async def _turns(said: argparse.Namespace) -> None:
-    turns: dict[str, list[Turn]] = {kind: [] for kind in said.kinds}
+async def _turns(options: argparse.Namespace) -> None:
+    turns: dict[str, list[Turn]] = {kind: [] for kind in options.kinds}
     async with AsyncExitStack() as stack:
-        begins = {kind: await stack.enter_async_context(_serving(kind, said)) for kind in turns}
-        for _ in range(said.rounds):
+        begins = {kind: await stack.enter_async_context(_serving(kind, options)) for kind in turns}
+        for _ in range(options.rounds):
             for kind, begin in begins.items():
-                turns[kind].append(await _turn(begin, kind, said))
+                turns[kind].append(await _turn(begin, kind, options))
     print(_report(turns))
 
 
-async def _steady(said: argparse.Namespace) -> None:
-    found: dict[str, list[Steps]] = {kind: [] for kind in said.kinds}
+async def _steady(options: argparse.Namespace) -> None:
+    by_kind: dict[str, list[Steps]] = {kind: [] for kind in options.kinds}
     async with AsyncExitStack() as stack:
-        begins = {kind: await stack.enter_async_context(_serving(kind, said)) for kind in found}
+        begins = {
+            kind: await stack.enter_async_context(_serving(kind, options)) for kind in by_kind
+        }
         flows = {}
         for kind, begin in begins.items():
-            flow = Flow(begin, kind != KINDS[0], said.live, said.every, said.short / 60)
+            flow = Flow(begin, kind != KINDS[0], options.live, options.every, options.short / 60)
             await flow.begin_all()
             flows[kind] = flow
             await flow.run(_WARM_UP_S)
         rss_mib = []
-        for _ in range(said.rounds):
+        for _ in range(options.rounds):
             for kind, flow in flows.items():
-                found[kind].append(await flow.run(said.seconds))
-                if found[kind][-1].errors:
-                    raise NotMeasuredError(f"{kind}: {found[kind][-1].errors}")
+                by_kind[kind].append(await flow.run(options.seconds))
+                if by_kind[kind][-1].errors:
+                    raise NotMeasuredError(f"{kind}: {by_kind[kind][-1].errors}")
             rss_mib.append(usage_of(os.getpid()).rss_bytes / 2**20)
         for flow in flows.values():
             await flow.end_all()
     print(
-        _report_steady(found, said),
+        _report_steady(by_kind, options),
         f"RSS MiB after each round: {', '.join(f'{each:.1f}' for each in rss_mib)}",
         sep="\n\n",
     )
 
 
-async def _turn(begin: Begin, kind: str, said: argparse.Namespace) -> Turn:
-    crowd = Crowd(begin, kind != KINDS[0], said.callers, said.length)
+async def _turn(begin: Begin, kind: str, options: argparse.Namespace) -> Turn:
+    crowd = Crowd(begin, kind != KINDS[0], options.callers, options.length)
     await asyncio.sleep(_WARM_UP_S)
     steps = crowd.count_anew()
     began, cpu_s = time.perf_counter(), usage_of(os.getpid()).cpu_s
-    await asyncio.sleep(said.seconds)
+    await asyncio.sleep(options.seconds)
     seconds, cpu_s = time.perf_counter() - began, usage_of(os.getpid()).cpu_s - cpu_s
     crowd.count_anew()
     await crowd.stop()
@@ -151,19 +153,19 @@ async def _turn(begin: Begin, kind: str, said: argparse.Namespace) -> Turn:
 def _report(turns: dict[str, list[Turn]]) -> str:
     base = next(iter(turns))
     rows = []
-    for kind, found in turns.items():
-        ratios = [turn.per_s / other.per_s for turn, other in zip(found, turns[base], strict=True)]
-        cpu = [turn.cpu_us / other.cpu_us for turn, other in zip(found, turns[base], strict=True)]
+    for kind, rates in turns.items():
+        ratios = [turn.per_s / other.per_s for turn, other in zip(rates, turns[base], strict=True)]
+        cpu = [turn.cpu_us / other.cpu_us for turn, other in zip(rates, turns[base], strict=True)]
         rows.append(
             (
                 kind,
-                f"{statistics.median(turn.per_s for turn in found):,.0f}",
+                f"{statistics.median(turn.per_s for turn in rates):,.0f}",
                 f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
-                f"{statistics.median(turn.steps.mean_batch for turn in found):.1f}",
-                f"{statistics.median(turn.cpu_us for turn in found):.1f}",
+                f"{statistics.median(turn.steps.mean_batch for turn in rates):.1f}",
+                f"{statistics.median(turn.cpu_us for turn in rates):.1f}",
                 f"{statistics.median(cpu):.2f}",
-                f"{statistics.median(turn.steps.percentile_ms(0.5) for turn in found):.1f}",
-                f"{statistics.median(turn.steps.percentile_ms(0.99) for turn in found):.1f}",
+                f"{statistics.median(turn.steps.percentile_ms(0.5) for turn in rates):.1f}",
+                f"{statistics.median(turn.steps.percentile_ms(0.99) for turn in rates):.1f}",
             )
         )
     header = (
@@ -179,20 +181,20 @@ def _report(turns: dict[str, list[Turn]]) -> str:
     return f"{machine()}.\n\n{table(header, rows)}"
 
 
-def _report_steady(found: dict[str, list[Steps]], said: argparse.Namespace) -> str:
-    base, rows = next(iter(found)), []
-    for kind, steps in found.items():
+def _report_steady(by_kind: dict[str, list[Steps]], options: argparse.Namespace) -> str:
+    base, rows = next(iter(by_kind)), []
+    for kind, steps in by_kind.items():
         both = [
             (mine.percentile_ms(0.99), other.percentile_ms(0.99))
-            for mine, other in zip(steps, found[base], strict=True)
+            for mine, other in zip(steps, by_kind[base], strict=True)
         ]
         ratios = [mine / other for mine, other in both]
         rows.append(
             (
                 kind,
-                f"{statistics.median(each.count for each in steps) / said.seconds:,.0f}",
-                f"{statistics.median(each.mean_batch for each in steps):.1f}",
-                f"{statistics.median(each.percentile_ms(0.5) for each in steps):.1f}",
+                f"{statistics.median(step.count for step in steps) / options.seconds:,.0f}",
+                f"{statistics.median(step.mean_batch for step in steps):.1f}",
+                f"{statistics.median(step.percentile_ms(0.5) for step in steps):.1f}",
                 f"{statistics.median(mine for mine, _ in both):.1f}",
                 f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
             )

@@ -119,13 +119,13 @@ class Steady:
             return _cause(text), text
         return self._checked(number, content, codec.decode_tensors(response.tensors))
 
-    def _checked(self, number: int, content: bytes, found: dict[str, Any]) -> tuple[str, str]:
+    def _checked(self, number: int, content: bytes, answer: dict[str, Any]) -> tuple[str, str]:
         is_right = (
-            found.keys() == {"number", "content"}
-            and found["number"].tolist() == [number]
-            and found["content"] == answer_to(content)
+            answer.keys() == {"number", "content"}
+            and answer["number"].tolist() == [number]
+            and answer["content"] == answer_to(content)
         )
-        return (ANSWERED, "") if is_right else (WRONG, f"{number}: {found}")
+        return (ANSWERED, "") if is_right else (WRONG, f"{number}: {answer}")
 
     def _content(self, number: int) -> bytes:
         rng = random.Random(f"{self._seed} {number}")

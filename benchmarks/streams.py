@@ -88,43 +88,43 @@ def main() -> int:
     parser.add_argument("--door", choices=sorted(OPENS), help="where the readers call")
     parser.add_argument("--edge", choices=("embedded", "gateway"), default="embedded")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    said = parser.parse_args()
-    if said.serve:
-        _serve(said)
+    options = parser.parse_args()
+    if options.serve:
+        _serve(options)
     else:
-        with _child(said) if said.door else contextlib.nullcontext() as child:
-            asyncio.run(_measure_door(said, child) if child else _measure(said))
+        with _child(options) if options.door else contextlib.nullcontext() as child:
+            asyncio.run(_measure_door(options, child) if child else _measure(options))
     return 0
 
 
-def _server(said: argparse.Namespace) -> PipelineServer:
+def _server(options: argparse.Namespace) -> PipelineServer:
     server = PipelineServer("streams")
     server.set_response_op(ResponseOp([Endless("endless", Reads(), concurrency=2)]))
     server.prepare_server(
         yml_dict={
             "rpc_port": 0,
             "http_port": 0,
-            "edge": said.edge,
-            "worker_num": said.readers + 100,
-            "queue_size": said.readers,
-            "dag": {"is_thread_op": not said.processes},
+            "edge": options.edge,
+            "worker_num": options.readers + 100,
+            "queue_size": options.readers,
+            "dag": {"is_thread_op": not options.processes},
         }
     )
     return server
 
 
-def _serve(said: argparse.Namespace) -> None:
+def _serve(options: argparse.Namespace) -> None:
     """Serve until stdin ends; the ports go to stdout."""
-    with _server(said) as server:
+    with _server(options) as server:
         print(server.rpc_port, server.http_port, flush=True)
         sys.stdin.read()
 
 
 @contextlib.contextmanager
-def _child(said: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
+def _child(options: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
     """Run the server in a process of its own."""
-    words = [sys.executable, "-m", "benchmarks.streams", "--serve", "--edge", said.edge]
-    words += ["--readers", str(said.readers), *(["--processes"] if said.processes else [])]
+    words = [sys.executable, "-m", "benchmarks.streams", "--serve", "--edge", options.edge]
+    words += ["--readers", str(options.readers), *(["--processes"] if options.processes else [])]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         yield child
@@ -132,47 +132,48 @@ def _child(said: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
-async def _measure_door(said: argparse.Namespace, child: subprocess.Popen[str]) -> None:
+async def _measure_door(options: argparse.Namespace, child: subprocess.Popen[str]) -> None:
     assert child.stdout is not None
     rpc_port, http_port = map(int, child.stdout.readline().split())
-    endpoint = endpoint_of(said.door, rpc_port, http_port)
-    async with OPENS[said.door](endpoint, said.readers) as streams:
-        readers = Readers(streams, said.pause)
-        while readers.parts < 3 * said.readers:
+    endpoint = endpoint_of(options.door, rpc_port, http_port)
+    async with OPENS[options.door](endpoint, options.readers) as streams:
+        readers = Readers(streams, options.pause)
+        while readers.parts < 3 * options.readers:
             readers.check()
             await asyncio.sleep(0.1)
         before, parts, started = _rss_mib(child.pid), readers.parts, time.perf_counter()
         most = before
-        while time.perf_counter() - started < said.seconds:
+        while time.perf_counter() - started < options.seconds:
             await asyncio.sleep(1.0)
             readers.check()
             most = max(most, _rss_mib(child.pid))
         rate = (readers.parts - parts) / (time.perf_counter() - started)
         print(
-            f"{said.door}, {said.edge}: {said.readers} readers that take a part every "
-            f"{said.pause:g} s, for {said.seconds:g} s: {rate:.0f} parts/s, RSS {before:.1f} "
+            f"{options.door}, {options.edge}: {options.readers} readers that take a part every "
+            f"{options.pause:g} s, for {options.seconds:g} s: {rate:.0f} parts/s, RSS {before:.1f} "
             f"MiB before, {most:.1f} at most"
         )
-        first = await first_parts(said.door, endpoint, _PROBES)
+        first = await first_parts(options.door, endpoint, _PROBES)
         print(f"first part of one more: {_figures(first)}")
         await readers.stop()
 
 
-async def _measure(said: argparse.Namespace) -> None:
-    server = _server(said)
+async def _measure(options: argparse.Namespace) -> None:
+    server = _server(options)
     async with server:
         begin = server._running().models.begin
-        slow = [_begin(begin, said.pause) for _ in range(said.readers)]
+        slow = [_begin(begin, options.pause) for _ in range(options.readers)]
         await asyncio.gather(*(reader.first.wait() for reader in slow))
-        await asyncio.sleep(2 * said.pause)
+        await asyncio.sleep(2 * options.pause)
         before, parts, started = _rss_mib(), _parts(slow), time.perf_counter()
         most = before
-        while time.perf_counter() - started < said.seconds:
+        while time.perf_counter() - started < options.seconds:
             await asyncio.sleep(1.0)
             most = max(most, _rss_mib())
         rate = (_parts(slow) - parts) / (time.perf_counter() - started)
         print(
-            f"{said.readers} readers that take a part every {said.pause:g} s, for {said.seconds:g} "
+            f"{options.readers} readers that take a part every {options.pause:g} s, "
+            f"for {options.seconds:g} "
             f"s: {rate:.0f} parts/s, RSS {before:.1f} MiB before, {most:.1f} at most"
         )
         first = await _probe(begin)

@@ -113,7 +113,7 @@ def one_sample_gets_the_first_dimension(bench: Bench) -> None:
 
 
 @check
-def a_big_tensor_goes_there_and_back(bench: Bench) -> None:
+def a_large_tensor_comes_back(bench: Bench) -> None:
     array = np.random.default_rng(5).random((12, 1024, 1024), np.float32)  # 48 MiB
     np.testing.assert_array_equal(bench.echo("float32", array)["float32"], array)
 
@@ -140,13 +140,13 @@ def quick_answers_overtake_slow_ones(bench: Bench) -> None:
 
 
 @check
-def an_error_of_the_server_is_told(bench: Bench) -> None:
+def an_error_of_the_server_is_reported(bench: Bench) -> None:
     expect(PredictorError, "no such thing", lambda: bench.command_("raise no such thing"))
     expect(PredictorError, bench.server.endpoint, lambda: bench.command_("raise no such thing"))
 
 
 @check
-def an_error_number_in_the_answer_is_told(bench: Bench) -> None:
+def an_error_number_in_the_answer_is_reported(bench: Bench) -> None:
     expect(PredictorError, "error 5: as told", lambda: bench.command_("err_no 5"))
 
 

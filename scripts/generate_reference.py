@@ -59,7 +59,7 @@ def generated() -> dict[Path, str]:
     """Return the files and their text."""
     return {
         Path("config.yml"): _CONFIG + "\n" + "".join(_lines(ServiceConfig, COMMON, "")),
-        Path(REFERENCE): _PAGE + "".join(_section(*each) for each in _sections()),
+        Path(REFERENCE): _PAGE + "".join(_section(*section) for section in _sections()),
         json_schema.FILE.relative_to(ROOT): json_schema.encoded(
             json_schema.config_schema()
         ).decode(),

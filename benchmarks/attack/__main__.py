@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks import NotMeasuredError
-from benchmarks.attack.callers import Asked, Callers
+from benchmarks.attack.callers import Callers, Tally
 from benchmarks.attack.catalog import Attack, attacks
 from benchmarks.family import members, usage_of
 from benchmarks.process import ROOT, Service, running
@@ -104,10 +104,10 @@ def rss_mib(pid: int) -> float:
 
 def gateway_of(service: Service) -> int:
     """Return the process id of a service's gateway. Raises NotMeasuredError."""
-    found = members(service.pid, "pipeline-gatewa")  # the kernel cuts names
-    if len(found) != 1:
-        raise NotMeasuredError(f"{service.module} has {len(found)} gateways")
-    return found[0]
+    gateways = members(service.pid, "pipeline-gatewa")  # the kernel cuts names
+    if len(gateways) != 1:
+        raise NotMeasuredError(f"{service.module} has {len(gateways)} gateways")
+    return gateways[0]
 
 
 def measure(
@@ -123,8 +123,8 @@ def measure(
     )
     try:
         with Sampler(pid) as sampler:
-            beside = callers.ask(seconds)
-        said, _ = attacker.communicate(timeout=60)
+            tallies = callers.ask(seconds)
+        output, _ = attacker.communicate(timeout=60)
     finally:
         attacker.kill()
         attacker.wait()
@@ -132,14 +132,14 @@ def measure(
         raise NotMeasuredError(f"{attack.name}: the attacker ended with {attacker.returncode}")
     if pid != gateway_of(service):
         raise NotMeasuredError(f"{attack.name}: the gateway is another one: the first has ended")
-    failures = [text for asked in beside.values() for text in asked.failures]
+    failures = [text for tally in tallies.values() for text in tally.failures]
     return Result(
-        kind, attack, json.loads(said), sampler.most_mib, _p99(calm), _p99(beside), failures
+        kind, attack, json.loads(output), sampler.most_mib, _p99(calm), _p99(tallies), failures
     )
 
 
-def _p99(asked: dict[str, Asked]) -> float:
-    return max(each.p99_ms() for each in asked.values())
+def _p99(tallies: dict[str, Tally]) -> float:
+    return max(tally.p99_ms() for tally in tallies.values())
 
 
 def survive(names: Sequence[str], kinds: Sequence[str], seconds: float) -> list[Result]:
@@ -150,25 +150,26 @@ def survive(names: Sequence[str], kinds: Sequence[str], seconds: float) -> list[
             callers = Callers(service.http_port, service.grpc_port, authority)
             service.first_answer(callers.first)
             callers.ask(seconds / 2)
-            asked = [
+            planned = [
                 (kind, attack)
                 for kind in kinds
                 for attack in attacks(kind == "grpc")
                 if not names or attack.name in names
             ]
             results = [
-                _told(measure(service, callers, each, seconds, kind)) for kind, each in asked
+                _printed(measure(service, callers, attack, seconds, kind))
+                for kind, attack in planned
             ]
             for _ in range(_MOST_ROUNDS - 1):  # later: what disturbed them may be over
-                for number, (kind, attack) in enumerate(asked):
+                for number, (kind, attack) in enumerate(planned):
                     if not results[number].is_met:
-                        again = _told(measure(service, callers, attack, seconds, kind))
+                        again = _printed(measure(service, callers, attack, seconds, kind))
                         results[number] = min(results[number], again, key=Result.badness)
             print(f"at the end: {rss_mib(gateway_of(service)):.0f} MiB", usage_of(service.pid))
     return results
 
 
-def _told(result: Result) -> Result:
+def _printed(result: Result) -> Result:
     print(*result.row(), sep=" | ", flush=True)
     print(*{*result.failures}, sep="\n", flush=True)
     return result

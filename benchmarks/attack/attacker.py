@@ -92,13 +92,13 @@ class Attacker:
 
 async def _read(reader: asyncio.StreamReader) -> str:
     """Read until the end; return the code of the last GOAWAY that is seen, or "closed"."""
-    said, why = b"", "closed"
+    data, why = b"", "closed"
     with contextlib.suppress(OSError):
         while piece := await reader.read(_READ_BYTES):
-            said = said[-_CODE_END:] + piece
-            at = said.rfind(bytes([frames.GOAWAY, 0, 0, 0, 0, 0]))
+            data = data[-_CODE_END:] + piece
+            at = data.rfind(bytes([frames.GOAWAY, 0, 0, 0, 0, 0]))
             if at >= 3:
-                code = said[at - 3 + _CODE_AT : at - 3 + _CODE_END]
+                code = data[at - 3 + _CODE_AT : at - 3 + _CODE_END]
                 why = f"GOAWAY {int.from_bytes(code, 'big')}"
     return why
 

@@ -25,7 +25,7 @@ _MESSAGE = pb.Request(key=["x"], value=["1"]).SerializeToString()
 
 
 @dataclass(slots=True)
-class Asked:
+class Tally:
     """Times of the answers, from when the request was due, and the failures."""
 
     times_s: list[float] = field(default_factory=list)
@@ -49,20 +49,20 @@ class Callers:
         self._grpc_port = grpc_port
         self._authority = authority
 
-    def ask(self, seconds: float) -> dict[str, Asked]:
+    def ask(self, seconds: float) -> dict[str, Tally]:
         """Ask for so long; what became of it, by protocol."""
-        found = {"HTTP": Asked(), "gRPC": Asked()}
+        tallies = {"HTTP": Tally(), "gRPC": Tally()}
         kinds = {"HTTP": self._over_http, "gRPC": self._over_grpc}
         threads = [
-            threading.Thread(target=self._go_on, args=(kinds[name], found[name], seconds))
-            for name in found
+            threading.Thread(target=self._repeat, args=(kinds[name], tallies[name], seconds))
+            for name in tallies
             for _ in range(_CALLERS)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return found
+        return tallies
 
     def first(self) -> None:
         """Ask once by each; OSError: it does not answer yet."""
@@ -70,7 +70,7 @@ class Callers:
             with kind() as once:
                 once()
 
-    def _go_on(self, kind: Callable[[], _Once], asked: Asked, seconds: float) -> None:
+    def _repeat(self, kind: Callable[[], _Once], tally: Tally, seconds: float) -> None:
         start = time.monotonic()
         number = 0
         while (due := start + number * self._every_s) < start + seconds:
@@ -80,9 +80,9 @@ class Callers:
                         time.sleep(max(0.0, due - time.monotonic()))
                         number += 1
                         once()
-                        asked.times_s.append(time.monotonic() - due)
+                        tally.times_s.append(time.monotonic() - due)
             except (OSError, http.client.HTTPException) as error:
-                asked.failures.append(repr(error))
+                tally.failures.append(repr(error))
 
     @contextlib.contextmanager
     def _over_http(self) -> Iterator[Callable[[], None]]:

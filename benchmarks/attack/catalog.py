@@ -42,8 +42,8 @@ _BODY_BYTES = 60_000
 
 def attacks(is_grpc: bool) -> list[Attack]:
     """Return the attacks on a listener; gRPC's has no attacks over HTTP/1.1."""
-    found = [*_floods(is_grpc), *_bombs(is_grpc), *_waits(is_grpc)]
-    return found if is_grpc else [*found, *_slow_http()]
+    listed = [*_floods(is_grpc), *_bombs(is_grpc), *_waits(is_grpc)]
+    return listed if is_grpc else [*listed, *_slow_http()]
 
 
 def request(is_grpc: bool, number: int, flags: int, more: bytes = b"") -> bytes:
@@ -75,11 +75,11 @@ def message(is_grpc: bool, size: int = 10) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 def _floods(is_grpc: bool) -> list[Attack]:

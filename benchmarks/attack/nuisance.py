@@ -38,16 +38,16 @@ def _chunks(draw: random.Random) -> bytes:
 
 def _h2(is_grpc: bool) -> Callable[[random.Random], bytes]:
     def written(draw: random.Random) -> bytes:
-        said = frames.PREFACE + frames.settings()
+        data = frames.PREFACE + frames.settings()
         for number in range(draw.randrange(20)):
             stream = frames.stream_id(number)
-            said += request(is_grpc, number, frames.END_HEADERS)
+            data += request(is_grpc, number, frames.END_HEADERS)
             body = message(is_grpc, draw.choice((10, 10_000)))
             ends = draw.random() < 0.5
-            said += frame(frames.DATA, frames.END_STREAM * ends, stream, body)
+            data += frame(frames.DATA, frames.END_STREAM * ends, stream, body)
             if draw.random() < 0.5:
-                said += frame(frames.RST_STREAM, 0, stream, frames.CANCEL)
-        return said
+                data += frame(frames.RST_STREAM, 0, stream, frames.CANCEL)
+        return data
 
     return written
 
@@ -85,8 +85,8 @@ class Nuisance:
     async def _call(self) -> None:
         name = self._draw.choice([*_KINDS])
         is_grpc, protocol, say = _KINDS[name]
-        said = say(self._draw)
-        said = said[: self._draw.randrange(len(said) + 1)]  # all of it, or not
+        data = say(self._draw)
+        data = data[: self._draw.randrange(len(data) + 1)]  # all of it, or not
         try:
             async with asyncio.timeout(30):
                 _, writer = await asyncio.open_connection(
@@ -96,7 +96,7 @@ class Nuisance:
             self.seen[type(error).__name__] += 1
             return
         try:
-            writer.write(said)
+            writer.write(data)
             await self._stay(name)
         finally:
             raw = writer.get_extra_info("socket")
@@ -120,10 +120,10 @@ class Nuisance:
 def _tls(protocol: bytes | None) -> ssl.SSLContext | None:
     if protocol is None:
         return None
-    found = ssl.create_default_context()
-    found.check_hostname, found.verify_mode = False, ssl.CERT_NONE
-    found.set_alpn_protocols([protocol.decode()])
-    return found
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols([protocol.decode()])
+    return context
 
 
 def main(http_port: str, grpc_port: str, seconds: str, per_s: str) -> None:

@@ -48,12 +48,12 @@ class Sample:
 
 
 _FIGURES: dict[str, tuple[Callable[[Sample], float], float]] = {
-    "gateway: RSS, MiB": (lambda each: each.gateway_mib, _MOST_MIB),
-    "gateway: descriptors": (lambda each: each.gateway_files, _MOST_COUNT),
-    "gateway: goroutines": (lambda each: each.goroutines, 3 * _MOST_COUNT),
-    "server: RSS, MiB": (lambda each: each.server_mib, _MOST_MIB),
-    "server: descriptors": (lambda each: each.server_files, _MOST_COUNT),
-    "server: threads": (lambda each: each.server_threads, 4.0),
+    "gateway: RSS, MiB": (lambda sample: sample.gateway_mib, _MOST_MIB),
+    "gateway: descriptors": (lambda sample: sample.gateway_files, _MOST_COUNT),
+    "gateway: goroutines": (lambda sample: sample.goroutines, 3 * _MOST_COUNT),
+    "server: RSS, MiB": (lambda sample: sample.server_mib, _MOST_MIB),
+    "server: descriptors": (lambda sample: sample.server_files, _MOST_COUNT),
+    "server: threads": (lambda sample: sample.server_threads, 4.0),
 }
 
 
@@ -103,16 +103,16 @@ class Outcome:
 
     def rows(self) -> list[list[str]]:
         """A row for each figure: at the beginning, in the last two thirds, in the quiet."""
-        found = []
+        rows_ = []
         for name, (figure, most) in _FIGURES.items():
             before, after = self._thirds(figure)
             is_flat = after - before <= most
             verdict = "flat" if is_flat else "**grows**"
             first, last = figure(self.samples[0]), figure(self.samples[-1])
-            found.append(
+            rows_.append(
                 [name, *(f"{value:.1f}" for value in (first, before, after, last)), verdict]
             )
-        return found
+        return rows_
 
     @property
     def is_met(self) -> bool:
@@ -147,27 +147,27 @@ def _soak(service: Service, callers: Callers, watch: Watch, seconds: float) -> O
     )  # fmt: skip
     try:
         for _ in range(_SAMPLES):
-            asked = callers.ask(seconds / _SAMPLES)
-            answered += sum(len(each.times_s) for each in asked.values())
-            failures += [text for each in asked.values() for text in each.failures]
+            tallies = callers.ask(seconds / _SAMPLES)
+            answered += sum(len(tally.times_s) for tally in tallies.values())
+            failures += [text for tally in tallies.values() for text in tally.failures]
             samples.append(watch.look())
             print(samples[-1], answered, failures[-1:], flush=True)
-        said, _ = nuisance.communicate(timeout=120)
+        output, _ = nuisance.communicate(timeout=120)
     finally:
         nuisance.kill()
         nuisance.wait()
     time.sleep(min(_QUIET_S, seconds))
     samples.append(watch.look())
-    return Outcome(samples, answered, failures, json.loads(said))
+    return Outcome(samples, answered, failures, json.loads(output))
 
 
 def markdown(outcome: Outcome, seconds: float) -> str:
     """Return the report."""
     columns = ("", "at first", "second third", "last third", "afterwards", "verdict")
-    told = ", ".join(f"{name} {count:,}" for name, count in sorted(outcome.nuisances.items()))
+    counts = ", ".join(f"{name} {count:,}" for name, count in sorted(outcome.nuisances.items()))
     return (
         f"{machine()}. {seconds / 60:.0f} minutes; {outcome.answered:,} requests answered, "
-        f"{len(outcome.failures)} not. Beside them: {told}.\n\n{table(columns, outcome.rows())}\n"
+        f"{len(outcome.failures)} not. Beside them: {counts}.\n\n{table(columns, outcome.rows())}\n"
     )
 
 

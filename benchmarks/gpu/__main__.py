@@ -77,23 +77,23 @@ def _inside(check: Check, place: Place) -> Outcome:
 def table(rows: Sequence[Row]) -> str:
     """Return the rows in Markdown."""
     lines = ["| check | what | needs | outcome |", "|---|---|---|---|"]
-    for name, what, needs, outcome in rows:
+    for name, check, needs, outcome in rows:
         text = f"{outcome.state}: {outcome.text}".replace("|", "\\|")
-        lines.append(f"| `{name}` | {what} | {needs} | {text} |")
+        lines.append(f"| `{name}` | {check} | {needs} | {text} |")
     return "\n".join(lines)
 
 
 def facts() -> str:
     """Return what this machine has, in one paragraph."""
-    found = []
+    lines = []
     if importlib.util.find_spec("onnxruntime") is not None:  # of several packages of this name
-        found.append(f"onnxruntime {importlib.import_module('onnxruntime').__version__}")
+        lines.append(f"onnxruntime {importlib.import_module('onnxruntime').__version__}")
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{package} {version(package)}")
+            lines.append(f"{package} {version(package)}")
     where = "; ".join(cards()) or "no NVIDIA card"
     day = datetime.now(UTC).date()
-    return f"{day}: {where}; Python {platform.python_version()}, {', '.join(found)}."
+    return f"{day}: {where}; Python {platform.python_version()}, {', '.join(lines)}."
 
 
 def write(report: str, path: Path) -> None:

@@ -71,9 +71,9 @@ def asked(op: dict[str, Any], feed: dict[str, np.ndarray], times: int = 1) -> li
     return answers
 
 
-def compared(found: np.ndarray, expected: np.ndarray) -> str:
+def compared(actual: np.ndarray, expected: np.ndarray) -> str:
     """Return how far apart they are; AssertionError: too far."""
-    apart = float(np.abs(found - expected).max() / np.abs(expected).max())
+    apart = float(np.abs(actual - expected).max() / np.abs(expected).max())
     if not apart <= _TOLERANCE:
         raise AssertionError(f"the answer is {apart:.2g} of the largest value off the CPU's")
     return f"{apart:.1e} of the largest value off the CPU's"

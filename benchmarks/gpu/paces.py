@@ -63,21 +63,21 @@ def served_pace(port: int, batch: int, place: Place) -> tuple[float, float]:
     context = multiprocessing.get_context("spawn")
     with context.Pool(clients) as pool:
         jobs = [pool.apply_async(_ask, (port, window, place)) for _ in range(clients)]
-        told = [job.get(_START_S + 3 * place.seconds) for job in jobs]
-    times_s = sorted(each for _, times in told for each in times)
-    pace = sum(count for count, _ in told) / place.seconds
+        results = [job.get(_START_S + 3 * place.seconds) for job in jobs]
+    times_s = sorted(time_s for _, times in results for time_s in times)
+    pace = sum(count for count, _ in results) / place.seconds
     return pace, times_s[len(times_s) // 2] * 1000
 
 
 def _ask(port: int, window: int, place: Place) -> tuple[int, list[float]]:
     """Keep `window` requests under way; return how many were answered in time, and their times."""
     (image,) = pictures(1, place)
-    question = V2Question("image", image, lambda found: "label" in found, model="pictures")
+    question = V2Question("image", image, lambda jobs: "label" in jobs, model="pictures")
     begins = time.monotonic() + place.seconds * _WARM_SHARE
-    asked = port, question, begins, begins + place.seconds
+    arguments = port, question, begins, begins + place.seconds
     with ThreadPoolExecutor(window) as pool:
-        found = [pool.submit(_ask_in_turn, *asked) for _ in range(window)]
-        times = [each for job in found for each in job.result()]
+        jobs = [pool.submit(_ask_in_turn, *arguments) for _ in range(window)]
+        times = [time_s for job in jobs for time_s in job.result()]
     return len(times), times
 
 
@@ -131,8 +131,8 @@ def _port(process: subprocess.Popen[bytes], said: Path) -> int:
     """Return the port that a server says when it is ready."""
     ends = time.monotonic() + _START_S
     while time.monotonic() < ends and process.poll() is None:
-        found = _READY.search(said.read_text())
-        if found:
-            return int(found[1])
+        match = _READY.search(said.read_text())
+        if match:
+            return int(match[1])
         time.sleep(0.05)
     raise RuntimeError(f"the server did not start: {said.read_text()[-800:]}")

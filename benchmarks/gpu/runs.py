@@ -44,15 +44,15 @@ def run_apart(command: Sequence[str], limit_s: float) -> Outcome:
         start_new_session=True,
     )
     try:
-        said, _ = process.communicate(timeout=limit_s)
+        output, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-        return Outcome(FAILED, f"no end after {limit_s:g} s; it said last: {_last(said)}")
-    for line in reversed(said.splitlines()):
+        output, _ = process.communicate()
+        return Outcome(FAILED, f"no end after {limit_s:g} s; it said last: {_last(output)}")
+    for line in reversed(output.splitlines()):
         if line.startswith(_MARK):
             return Outcome(*json.loads(line.removeprefix(_MARK)))
-    return Outcome(FAILED, f"its process ended with {process.returncode}: {_last(said)}")
+    return Outcome(FAILED, f"its process ended with {process.returncode}: {_last(output)}")
 
 
 def run_tests(paths: Sequence[str], limit_s: float) -> Outcome:
@@ -71,6 +71,6 @@ def _python_path() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
-def _last(said: str) -> str:
-    lines = said.strip().splitlines()
+def _last(output: str) -> str:
+    lines = output.strip().splitlines()
     return (lines[-1] if lines else "(nothing)")[-_SHOWN:]

@@ -34,7 +34,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Poison(enum.IntEnum):
-    """What a call of `process` does instead of answering."""
+    """The fault of a call of `process`."""
 
     CRASH = 0
     HANG = 1
@@ -59,7 +59,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Doom:
-    """Where and of what all attempts of a request die."""
+    """The Op and the fault of all attempts of a request."""
 
     op: str
     poison: Poison
@@ -130,7 +130,7 @@ class Board:
         return int(self._cells["pids"][_row(op), worker])
 
     def count_attempt(self, op: str, number: int) -> int:
-        """How many there were before this one."""
+        """Return the number of earlier attempts."""
         attempts = self._cells["attempts"][_row(op)]
         before = int(attempts[number])
         attempts[number] = min(before + 1, _MOST_ATTEMPTS)

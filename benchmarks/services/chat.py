@@ -31,10 +31,10 @@ class Chat(Op):
             now_s = time.monotonic()
             self.next_s = max(self.next_s + self.step_s, now_s)
             time.sleep(self.next_s - now_s)
-        for each in context:
-            each.state["said"] = each.state.get("said", 0) + 1
-        said = np.array([each.state["said"] for each in context])
-        return {"said": said, "done": said >= feed_batch[0]["words"]}
+        for request in context:
+            request.state["said"] = request.state.get("said", 0) + 1
+        written = np.array([request.state["said"] for request in context])
+        return {"said": written, "done": written >= feed_batch[0]["words"]}
 
     def postprocess(self, input_dicts: Any, fetch_dict: Any) -> Any:
         return {"text": "word "}

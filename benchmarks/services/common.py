@@ -1,4 +1,4 @@
-"""What our services share: the call that serves a graph, and the identity Op."""
+"""Shared by our services: the function that serves a graph, and the identity Op."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def serve(
     `keys`: of the service, beside those of its Ops.
     """
     _bear_with(_TIMES_SLOWER)
-    asked = sys.argv[1:]
-    if {WATCHED, PROFILED} & {*asked}:  # a collector that takes no time: spans cost what they cost
+    words = sys.argv[1:]
+    if {WATCHED, PROFILED} & {*words}:  # a collector that takes no time: spans cost what they cost
         os.environ["OTEL_TRACES_EXPORTER"] = "console"
         from pipeline.tracing import recorder  # only here: it brings the SDK with it
 
@@ -80,7 +80,7 @@ def serve(
         "op": op_config or {},
         **(keys or {}),
     }
-    for more in (more for argument in asked for more in _MEANS.get(argument, ())):
+    for more in (more for argument in words for more in _MEANS.get(argument, ())):
         dag = config.get("dag", {}) | more.get("dag", {})
         config |= more | {"dag": dag}
     server = PipelineServer(name=name)

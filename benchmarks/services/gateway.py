@@ -17,7 +17,7 @@ def main(module: str, count: str, *arguments: str) -> int:
     with contextlib.ExitStack() as stack:
         addresses = [stack.enter_context(_backend(module, *arguments)) for _ in range(int(count))]
         command = [sys.executable, "-m", "pipeline.gateway", f"--listen=127.0.0.1:{HTTP_PORT}"]
-        gateway = subprocess.Popen([*command, *(f"--backend={each}" for each in addresses)])
+        gateway = subprocess.Popen([*command, *(f"--backend={address}" for address in addresses)])
         signal.signal(signal.SIGTERM, lambda *_: gateway.terminate())
         return gateway.wait()
 

@@ -14,20 +14,20 @@ class Give(Op):
     """Answers `count` numbers of `dtype`, if it is asked for any; else with what came."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        ((_, asked),) = input_dicts.items()
-        if "count" not in asked:
-            return {name: value for name, value in asked.items() if name != "drop"}
-        count = int(asked["count"])
-        return {"x": np.full(count, 7, asked["dtype"])}
+        ((_, request),) = input_dicts.items()
+        if "count" not in request:
+            return {name: value for name, value in request.items() if name != "drop"}
+        count = int(request["count"])
+        return {"x": np.full(count, 7, request["dtype"])}
 
 
 class Take(Give):
     """Answers with how many values came: what is measured is their way in."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
-        ((_, asked),) = input_dicts.items()
-        if "drop" in asked or len(asked) > 1000:
-            return {"taken": str(len(asked))}
+        ((_, request),) = input_dicts.items()
+        if "drop" in request or len(request) > 1000:
+            return {"taken": str(len(request))}
         return super().preprocess(input_dicts, data_id, log_id)
 
 

@@ -26,8 +26,8 @@ def chain(count: int) -> Op:
 
 def wide(count: int) -> Op:
     read = RequestOp()
-    beside = [Echo(name=f"echo{number}", input_ops=[read]) for number in range(count)]
-    return First(name="first", input_ops=beside)
+    echoes = [Echo(name=f"echo{number}", input_ops=[read]) for number in range(count)]
+    return First(name="first", input_ops=echoes)
 
 
 if __name__ == "__main__":

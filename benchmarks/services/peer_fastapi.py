@@ -24,7 +24,7 @@ class Review(BaseModel):
 
 
 class Scores(BaseModel):
-    """How likely it is positive."""
+    """Probability of a positive review."""
 
     prediction: float
     bow: float

@@ -56,12 +56,12 @@ class Reviews:
 
     def answers(self, inputs: Any) -> list[dict[str, Any]]:
         """Return the answers of some inputs, one below the other."""
-        found = {
+        scores = {
             name: session.run(None, {"words": inputs})[0][:, 1]
             for name, session in self._sessions.items()
         }
-        mean = sum(found.values()) / len(found)
+        mean = sum(scores.values()) / len(scores)
         return [
-            {"prediction": float(score), **{name: float(found[name][at]) for name in found}}
+            {"prediction": float(score), **{name: float(scores[name][at]) for name in scores}}
             for at, score in enumerate(mean)
         ]

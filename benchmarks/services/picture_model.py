@@ -42,8 +42,8 @@ class Model:
     def run(self, images: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
         """Return the scores of a batch of pictures."""
         (scores,) = self._session.run(None, {"x": images})
-        found: npt.NDArray[Any] = scores
-        return found
+        result: npt.NDArray[Any] = scores
+        return result
 
 
 def picture() -> bytes:
@@ -60,8 +60,8 @@ def write_model(path: Path) -> None:
     """Write the model: two convolutions with stride, the mean of each channel, softmax."""
     random = np.random.default_rng(0)
     nodes, weights, before = [], [], "x"
-    for number, (takes, gives) in enumerate(itertools.pairwise(_CHANNELS)):
-        kernel = random.standard_normal((gives, takes, 3, 3)).astype(np.float32)
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(_CHANNELS)):
+        kernel = random.standard_normal((outputs, inputs, 3, 3)).astype(np.float32)
         weights.append(numpy_helper.from_array(kernel, f"w{number}"))
         shape = {"strides": [2, 2], "pads": [1, 1, 1, 1]}
         nodes.append(helper.make_node("Conv", [before, f"w{number}"], [f"c{number}"], **shape))

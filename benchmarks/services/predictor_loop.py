@@ -1,4 +1,4 @@
-"""What a remote predictor adds to its protocol: calls in a loop, with it or with a bare stub.
+"""The overhead of a remote predictor: calls in a loop, with it or with a bare stub.
 
 Arguments: seconds, clients, "brpc" or "grpc", "predictor" or "stub".
 """
@@ -66,14 +66,14 @@ def brpc_stub(port: int, request: bytes) -> Callable[[], object]:
 
 
 def main() -> None:
-    seconds, clients, protocol, who = sys.argv[1:]
+    seconds, clients, protocol, caller = sys.argv[1:]
     with running("bare_model_service") as service, TemporaryDirectory() as folder:
         service.first_answer(lambda: _connect(service))
         conf = Path(folder, "serving_client_conf.prototxt")
         conf.write_text(CONF)
         port = service.grpc_port if protocol == "grpc" else service.http_port
         client = predictor(protocol, port, conf)
-        if who == "predictor":
+        if caller == "predictor":
             call: Callable[[], object] = functools.partial(client.predict, FEED, log_id=1)
         else:
             stub = grpc_stub if protocol == "grpc" else brpc_stub

@@ -27,7 +27,7 @@ def _work(number: int) -> int:
 
 
 def expected(number: int) -> int:
-    """What the service answers."""
+    """Return the service's answer."""
     for _ in range(STAGES):
         number = _work(number)
     return number

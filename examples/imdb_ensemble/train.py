@@ -75,7 +75,7 @@ def report(models: list[Path], test: Examples) -> None:
 
 
 def predict_file(path: Path, words: np.ndarray) -> np.ndarray:
-    """What the model at `path` answers: float32 (reviews, 2)."""
+    """Return the answers of the model at `path`: float32 (reviews, 2)."""
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     batches = np.array_split(words, max(1, len(words) // 256))
     return np.concatenate([session.run(["prediction"], {"words": each})[0] for each in batches])

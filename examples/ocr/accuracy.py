@@ -1,8 +1,8 @@
-"""How many characters the service reads right on pages that we render: python accuracy.py
+"""Measures the accuracy of the service on rendered pages: python accuracy.py
 
-Accuracy is 1 - edit distance / length, over all pages together, the lines of a page one below the
-other in the order of reading; once with spaces and line breaks, once without either. Needs Pillow
-and fonts, see rendering/fonts.py.
+Accuracy is 1 - edit distance / length, over all pages together, with the lines of a page in reading
+order; once with spaces and line breaks, once without. Needs Pillow and fonts, see
+rendering/fonts.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from serving import CONFIG, running
 
 from pipeline import PipelineClient
 
-KINDS = ("Latin", "Chinese", "both")  # what page i has: i modulo 3
+KINDS = ("Latin", "Chinese", "both")  # the kind of page i: i modulo 3
 
 
 class Count(NamedTuple):
-    """Characters, and how many of them have to be changed, left out or put in."""
+    """Number of characters, and of characters that must be changed, removed or inserted."""
 
     characters: int
     wrong: int
@@ -34,7 +34,7 @@ class Count(NamedTuple):
 
 
 def edit_distance(one: str, other: str) -> int:
-    """Least number of characters to insert, delete or replace."""
+    """Return the minimum number of characters to insert, delete or replace."""
     letters = np.array([ord(letter) for letter in other], np.int64)
     offsets = np.arange(len(other) + 1)
     row = offsets.copy()
@@ -42,14 +42,14 @@ def edit_distance(one: str, other: str) -> int:
         replaced = row[:-1] + (letters != ord(letter))
         row[1:] = np.minimum(row[1:] + 1, replaced)
         row[0] = number
-        # Insertions run along the row: the least of all places before, plus the way from there.
+        # Insertions run along the row: the minimum over all earlier places, plus the distance.
         row = np.minimum.accumulate(row - offsets) + offsets
     return int(row[-1])
 
 
-def counted(wanted: Sequence[str], found: Sequence[str], spaces: bool) -> Count:
-    """The two texts of one page compared."""
-    texts = ["\n".join(lines) for lines in (wanted, found)]
+def counted(expected: Sequence[str], read: Sequence[str], spaces: bool) -> Count:
+    """Compare the two texts of one page."""
+    texts = ["\n".join(lines) for lines in (expected, read)]
     if not spaces:
         texts = ["".join(text.split()) for text in texts]
     return Count(len(texts[0]), edit_distance(*texts))
@@ -60,17 +60,17 @@ def total(counts: Sequence[Count]) -> Count:
 
 
 def read_all(rendered: Sequence[Page], endpoint: str) -> list[list[str]]:
-    """The lines that the service finds on each page."""
+    """Return the lines that the service reads on each page."""
     with PipelineClient() as client:
         client.connect([endpoint])
         return [[line["text"] for line in ask_grpc(client, page.file)] for page in rendered]
 
 
-def show(rendered: Sequence[Page], found: Sequence[Sequence[str]]) -> None:
+def show(rendered: Sequence[Page], read: Sequence[Sequence[str]]) -> None:
     for start, kind in (*enumerate(KINDS), (None, "all")):
         places = range(len(rendered)) if start is None else range(start, len(rendered), len(KINDS))
         with_spaces, without = (
-            total([counted(rendered[place].lines, found[place], spaces) for place in places])
+            total([counted(rendered[place].lines, read[place], spaces) for place in places])
             for spaces in (True, False)
         )
         print(

@@ -1,4 +1,4 @@
-"""A picture beside what was read in it, each line in its place."""
+"""Draws a picture beside its text, with each line in its place."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from ocr_pre_post.picture import decode
 
 _RED, _BLUE, _BLACK = (40, 40, 220), (200, 80, 20), (30, 30, 30)
-_HAS_LETTERS = hasattr(cv2, "FontFace")  # from OpenCV 5 on: a font in itself, Chinese too
+_HAS_LETTERS = hasattr(cv2, "FontFace")  # from OpenCV 5 on: a built-in font, also for Chinese
 
 
 def annotated(file: bytes, lines: Sequence[dict[str, Any]]) -> np.ndarray:
-    """uint8 [height, 2 x width, 3]: on the left the boxes, numbered, on the right the texts."""
+    """Return uint8 [height, 2 x width, 3]: numbered boxes on the left, the texts on the right."""
     picture, scale = decode(file)
     left, right = picture.copy(), np.full_like(picture, 255)
     for number, line in enumerate(lines, 1):
@@ -34,7 +34,7 @@ def _number(image: np.ndarray, number: str, box: np.ndarray) -> None:
 
 
 def _text(image: np.ndarray, text: str, box: np.ndarray) -> None:
-    """The text, as large as fits into its box; OpenCV 4 writes only the letters of ASCII."""
+    """Draw the text as large as its box allows; OpenCV 4 can only draw ASCII."""
     width = float(np.hypot(*(box[1] - box[0])))
     height = float(np.hypot(*(box[3] - box[0])))
     at = (int(box[3][0]) + 2, int(box[3][1] - 0.25 * height))

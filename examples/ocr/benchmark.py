@@ -1,9 +1,9 @@
-"""Pages a second of the service beside those of plain processes that do the same work.
+"""Compares the pages a second of the service with those of plain processes with the same work.
 
     python benchmark.py [PICTURE ...] [--config FILE] [--mode thread|process] [--rounds N]
 
-Rounds alternate, so that both see the same machine; the medians are printed, and what memory each
-process has to itself. CPU time is that of the server and its workers.
+Rounds alternate, so that both see the same machine. Prints the medians, and the private memory of
+each process. CPU time is that of the server and its workers.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pipeline import PipelineClient
 
 HERE = Path(__file__).resolve().parent
 PROCESSES = 2
-CLIENTS = 6  # enough that no worker waits for a page
+CLIENTS = 6  # enough to keep all workers busy
 WARM_S = 4.0
 
-_CPU_TICKS = slice(11, 13)  # utime and stime among the fields of stat, from the state on
+_CPU_TICKS = slice(11, 13)  # utime and stime among the fields of stat, counted from the state
 
 
 def measure_service(service: Service, files: Sequence[bytes], seconds: float) -> Pace:
-    """How fast the service answers clients that each wait for their answer."""
+    """Measure the service with clients that each wait for their answer."""
     start_cpu = _cpu_s(service.pid)
     moments = sorted(_asked(service, files, WARM_S + seconds))
     cpu_ms = (_cpu_s(service.pid) - start_cpu) * 1000
-    # From answer to answer, while all clients are at it: neither the start nor the end counts.
+    # From answer to answer, while all clients are active: the start and the end do not count.
     within = [moment for moment in moments if WARM_S < moment < WARM_S + seconds]
     if len(within) < 2:
         raise SystemExit(f"too slow: {len(within)} answers in {seconds:g} s, try --seconds")

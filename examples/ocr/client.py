@@ -1,6 +1,6 @@
 """Ask the running service to read a picture: python client.py [PICTURE] [--http] [--out FILE]
 
-Prints the lines, and writes a picture of them beside the original.
+Prints the lines, and writes a picture with the text beside the original.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TIMEOUT_S = 60
 
 
 def ask_grpc(client: PipelineClient, file: bytes) -> list[dict[str, Any]]:
-    """The lines of a picture: `text`, `score`, `box` (four corners, x and y).
+    """Return the lines of a picture: `text`, `score`, `box` (four corners, x and y).
 
-    The file travels as a tensor of bytes. PipelineError if the service refuses it.
+    The file is sent as a tensor of bytes. Raises PipelineError: the service refuses it.
     """
     response = client.predict({"image": file}, fetch=["lines"], timeout=TIMEOUT_S)
     response.raise_for_error()
@@ -34,7 +34,7 @@ def ask_grpc(client: PipelineClient, file: bytes) -> list[dict[str, Any]]:
 
 
 def ask_http(url: str, file: bytes) -> list[dict[str, Any]]:
-    """As `ask_grpc`; the file travels as base64 text. RuntimeError if the service refuses it."""
+    """Return the same over HTTP, with the file as base64. Raises RuntimeError: refused."""
     body = json.dumps({"key": ["image"], "value": [base64.b64encode(file).decode()]}).encode()
     request = Request(url, data=body, headers={"Content-Type": "application/json"})
     with urlopen(request, timeout=TIMEOUT_S) as reply:
@@ -49,7 +49,7 @@ def ask_http(url: str, file: bytes) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("picture", nargs="?", type=Path, default=HERE / "pictures" / "page.png")
-    parser.add_argument("--http", action="store_true", help="over HTTP; else over gRPC")
+    parser.add_argument("--http", action="store_true", help="use HTTP instead of gRPC")
     parser.add_argument("--out", type=Path, default=Path("annotated.png"))
     arguments = parser.parse_args()
     file = arguments.picture.read_bytes()
@@ -62,7 +62,7 @@ def main() -> None:
     for number, line in enumerate(lines, 1):
         print(f"{number:3}  {line['score']:.3f}  {line['text']}")
     cv2.imwrite(str(arguments.out), annotated(file, lines))
-    print(f"{arguments.out}: the picture, and beside it what was read")
+    print(f"{arguments.out}: the picture, and the text beside it")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python demo.py [--config config_paddle.yml] [--mode thread|process]
 
-Exits with 1 where a line is read wrong, the service does not start, or it does not end cleanly.
+Exits with status 1 if a line is wrong, or the service does not start or does not end cleanly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PICTURES = Path(__file__).resolve().parent / "pictures"
 
 
 class DemoError(Exception):
-    """What went wrong, in words for the person who started the demo."""
+    """A failure of the demo, with a text for its user."""
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("annotated.png"))
     arguments = parser.parse_args()
     try:
-        read_config(arguments.config)  # says at once which package is missing
+        read_config(arguments.config)  # reports a missing package at once
         print("starting web_server.py")
         with running(arguments.config, arguments.mode) as service:
             ask_both_ways(service, arguments.out)
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def ask_both_ways(service: Service, out: Path) -> None:
-    """Show what the service reads, and write the annotated picture to `out`."""
+    """Print what the service reads over both protocols; write the annotated picture to `out`."""
     file = (PICTURES / "page.png").read_bytes()
     with PipelineClient() as client:
         client.connect([service.endpoint])

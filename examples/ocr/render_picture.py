@@ -1,4 +1,4 @@
-"""Render pictures/page.png, the picture that the demo reads, and page.txt, what stands on it.
+"""Render pictures/page.png, the picture of the demo, and page.txt, its text.
 
 pip install pillow; apt-get install fonts-dejavu-core fonts-wqy-microhei
 """
@@ -14,7 +14,7 @@ PICTURES = Path(__file__).resolve().parent / "pictures"
 SIZE = (900, 720)
 SANS, SERIF, HEI = "dejavu/DejaVuSans.ttf", "dejavu/DejaVuSerif.ttf", "wqy/wqy-microhei.ttc"
 
-# (left, top, height of the font, font, text), in the order of reading
+# (left, top, height of the font, font, text), in reading order
 LINES = (
     (60, 46, 46, SERIF, "The Corner Bakery"),
     (60, 116, 32, HEI, "街角面包房 营业时间"),

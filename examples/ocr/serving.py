@@ -1,4 +1,4 @@
-"""web_server.py as its users start it, for the programs here that ask it: demo, accuracy, bench."""
+"""Runs web_server.py for the programs that use it: demo, accuracy, benchmark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLL_S = 0.1
 
 
 class ServiceError(Exception):
-    """The service does not start or does not end well; in words for who started it."""
+    """The service does not start or does not end cleanly, with a text for the user."""
 
 
 class Service(NamedTuple):
@@ -42,12 +42,12 @@ class Service(NamedTuple):
 def running(config: Path = CONFIG, mode: str | None = None) -> Iterator[Service]:
     """Start the service, wait until it is ready, stop it at the end of the block.
 
-    However the block ends, no process is left.
+    No process is left, however the block ends.
 
     Raises:
-        ServiceError: a port is taken, it does not start, or it ends with an error.
+        ServiceError: a port is in use, the service does not start, or it ends with an error.
     """
-    # No client may ask a proxy of this machine's network for a server on this machine.
+    # The server is on this machine: no client may use a proxy.
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = HOST
     values = yaml.safe_load(config.read_text(encoding="utf-8"))
     for key in ("rpc_port", "http_port"):
@@ -72,11 +72,11 @@ def running(config: Path = CONFIG, mode: str | None = None) -> Iterator[Service]
 
 
 def _check_free(key: str, port: int, config: Path) -> None:
-    """ServiceError if someone listens already: their answers would be taken for our server's."""
+    """Raise ServiceError if a port is in use: another server would answer instead of this one."""
     with socket.socket() as probe:
         if probe.connect_ex((HOST, port)) == 0:
             raise ServiceError(
-                f"port {port} is in use. Stop what listens there, or change {key} in {config}."
+                f"port {port} is in use. Stop the process there, or change {key} in {config}."
             )
 
 
@@ -99,18 +99,18 @@ def _is_ready(url: str) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-    """Ask the server to end, as a service manager would."""
+    """Stop the server by SIGTERM."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(timeout=STOP_S)
     except subprocess.TimeoutExpired:
-        raise ServiceError(f"still there after {STOP_S:g} s.{_said(process, output)}") from None
+        raise ServiceError(f"still running after {STOP_S:g} s.{_said(process, output)}") from None
     if process.returncode != 0:
-        raise ServiceError(f"web_server.py ended badly.{_said(process, output)}")
+        raise ServiceError(f"web_server.py failed at its end.{_said(process, output)}")
 
 
 def _said(process: subprocess.Popen[bytes], output: IO[bytes]) -> str:
-    """How it ended, and what it wrote so far."""
+    """Return the server's exit code and its output up to now."""
     output.seek(0)
     text = output.read().decode(errors="replace").strip()
     return f" Exit code: {process.returncode}. It wrote:\n{text or '(nothing)'}"

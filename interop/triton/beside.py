@@ -44,10 +44,10 @@ _SHOWN = 300
 
 
 class Reply(NamedTuple):
-    """An answer; `said` is its JSON, or its text."""
+    """An answer; `content` is its JSON, or its text."""
 
     status: int
-    said: Any
+    content: Any
     tail: bytes = b""
 
 
@@ -77,7 +77,7 @@ def is_settled(port: int) -> bool:
     index = urllib.request.Request(f"http://127.0.0.1:{port}/v2/repository/index", b"")
     try:
         with urllib.request.urlopen(index, timeout=5) as answer:
-            states = {each["name"]: each.get("state") for each in json.load(answer)}
+            states = {model["name"]: model.get("state") for model in json.load(answer)}
     except OSError:
         return False
     ready = [name for name in repository.MODELS if name not in repository.NOT_LOADED]
@@ -92,59 +92,59 @@ def ask(port: int, question: questions.Question) -> Reply:
         body = answer.read()
         length = int(answer.headers.get("Inference-Header-Content-Length", len(body)))
         try:
-            said = json.loads(body[:length])
+            content = json.loads(body[:length])
         except ValueError:
-            said = body.decode(errors="replace")
-        return Reply(answer.status, plain(said), body[length:])
+            content = body.decode(errors="replace")
+        return Reply(answer.status, plain(content), body[length:])
     finally:
         connection.close()
 
 
-def plain(said: Any) -> Any:
+def plain(answer: Any) -> Any:
     """Return an answer without parts that may differ: the order of outputs, times, folders."""
-    if isinstance(said, dict):
-        found = {
-            key: plain(value)
-            for key, value in said.items()
-            if key not in ("ns", "last_inference", "version" if "extensions" in said else "ns")
+    if isinstance(answer, dict):
+        fields = {
+            key: plain(field)
+            for key, field in answer.items()
+            if key not in ("ns", "last_inference", "version" if "extensions" in answer else "ns")
         }
         for key in ("outputs", "extensions"):
-            if isinstance(found.get(key), list):
-                found[key] = sorted(found[key], key=str)
-        return found
-    if isinstance(said, list):
-        return [plain(each) for each in said]
-    return _FOLDER.sub(r"\1", said) if isinstance(said, str) else said
+            if isinstance(fields.get(key), list):
+                fields[key] = sorted(fields[key], key=str)
+        return fields
+    if isinstance(answer, list):
+        return [plain(element) for element in answer]
+    return _FOLDER.sub(r"\1", answer) if isinstance(answer, str) else answer
 
 
 def is_same(question: questions.Question, theirs: Reply, ours: Reply) -> bool:
     """Return whether two answers are the same, or differ on purpose."""
     if theirs == ours:
         return True
-    if theirs.said == "" and ours.status == theirs.status:
+    if theirs.content == "" and ours.status == theirs.status:
         return True  # KServe's clients want a body where Triton has none
-    says, said = texts_of(theirs), texts_of(ours)
-    if says is None or said is None:
+    their_text, our_text = texts_of(theirs), texts_of(ours)
+    if their_text is None or our_text is None:
         return is_stricter(theirs, ours) or is_meant(question, theirs, ours)
-    is_json = says.startswith(_OF_JSON)
+    is_json = their_text.startswith(_OF_JSON)
     if ours.status != theirs.status and not (is_json and ours.status == 400):
         return is_stricter(theirs, ours) or is_meant(question, theirs, ours)
-    says, said = _ID.sub("", says).rstrip(". "), _ID.sub("", said)
+    their_text, our_text = _ID.sub("", their_text).rstrip(". "), _ID.sub("", our_text)
     # Both are right where several things are wrong; we refuse more than Triton does.
-    return says in said or ours.status == 400
+    return their_text in our_text or ours.status == 400
 
 
 def texts_of(reply: Reply) -> str | None:
-    found = reply.said.get("error") if isinstance(reply.said, dict) else None
-    return found if isinstance(found, str) else None
+    error = reply.content.get("error") if isinstance(reply.content, dict) else None
+    return error if isinstance(error, str) else None
 
 
 def is_stricter(theirs: Reply, ours: Reply) -> bool:
     """Return whether we refuse an invalid request that Triton passes to the model."""
-    said = texts_of(ours) or ""
+    text = texts_of(ours) or ""
     words = (*_SAYS_SO, "must be", "expecting", "has the parameter", "unrecognized", "must specify")
     words += ("expects",)  # a text as id, where the control has room for a number
-    return ours.status == 400 and any(word in said for word in words)
+    return ours.status == 400 and any(word in text for word in words)
 
 
 def is_meant(question: questions.Question, theirs: Reply, ours: Reply) -> bool:
@@ -160,10 +160,10 @@ def is_meant(question: questions.Question, theirs: Reply, ours: Reply) -> bool:
     return "sequence_id" in question.body.decode(errors="replace") and theirs.status == 500
 
 
-def compare(ports: tuple[int, int], asked: Iterator[questions.Question]) -> int:
+def compare(ports: tuple[int, int], asked_questions: Iterator[questions.Question]) -> int:
     """Ask both servers; return how many answers differ that must not."""
     wrong = count = 0
-    for question in asked:
+    for question in asked_questions:
         if _FATAL.search(question.body):
             continue
         count += 1
@@ -179,12 +179,12 @@ def compare(ports: tuple[int, int], asked: Iterator[questions.Question]) -> int:
 def counts_of(port: int, model: str) -> dict[str, Any]:
     """Counters of a model that are the same whatever the time takes."""
     question = questions.Question("", f"/v2/models/{model}/stats", method="GET")
-    (said,) = ask(port, question).said["model_stats"]
-    (stats,) = [said] if isinstance(said, dict) else said
-    found = {name: stats[name] for name in ("inference_count", "execution_count")}
-    found |= {name: value.get("count") for name, value in stats["inference_stats"].items()}
-    sizes = {each["batch_size"]: each["compute_infer"]["count"] for each in stats["batch_stats"]}
-    return {**found, "batches": sizes}
+    (stats_of_model,) = ask(port, question).content["model_stats"]
+    (stats,) = [stats_of_model] if isinstance(stats_of_model, dict) else stats_of_model
+    counts = {name: stats[name] for name in ("inference_count", "execution_count")}
+    counts |= {name: value.get("count") for name, value in stats["inference_stats"].items()}
+    sizes = {batch["batch_size"]: batch["compute_infer"]["count"] for batch in stats["batch_stats"]}
+    return {**counts, "batches": sizes}
 
 
 def compare_counts(ports: tuple[int, int]) -> int:

@@ -26,66 +26,72 @@ class Reply(NamedTuple):
 
     code: str
     text: str
-    said: list[Any]
+    answers: list[Any]
 
 
 def ask(channel: grpc.Channel, question: asks.Question) -> Reply:
     path = _SERVICE + question.method
     forms = (lambda message: message.SerializeToString(), question.answer.FromString)
-    said: list[Any] = []
+    answers: list[Any] = []
     try:
         if question.streams:
             call = channel.stream_stream(path, *forms)
-            said.extend(call(iter(question.messages), timeout=WAIT_S))
+            answers.extend(call(iter(question.messages), timeout=WAIT_S))
         else:
-            said.append(channel.unary_unary(path, *forms)(question.messages[0], timeout=WAIT_S))
+            answers.append(channel.unary_unary(path, *forms)(question.messages[0], timeout=WAIT_S))
     except grpc.RpcError as error:
-        return Reply(error.code().name, plain(error.details() or ""), said)
-    return Reply("OK", "", [plain(MessageToDict(each)) for each in said])
+        return Reply(error.code().name, plain(error.details() or ""), answers)
+    return Reply("OK", "", [plain(MessageToDict(answer)) for answer in answers])
 
 
-def plain(said: Any) -> Any:
+def plain(answer: Any) -> Any:
     """Return an answer without parts that may differ: the order of outputs, times, folders."""
-    if isinstance(said, dict):
-        found = {
-            key: plain(value)
-            for key, value in said.items()
+    if isinstance(answer, dict):
+        fields = {
+            key: plain(field)
+            for key, field in answer.items()
             if key not in ("ns", "lastInference", "memoryUsage")
         }
-        if "extensions" in found:
-            found = {"extensions": sorted(found["extensions"])}
-        return _by_names(found)
-    if isinstance(said, list):
-        return [plain(each) for each in said]
-    return _FOLDER.sub(r"\1", _ID.sub("", said)) if isinstance(said, str) else said
+        if "extensions" in fields:
+            fields = {"extensions": sorted(fields["extensions"])}
+        return _by_names(fields)
+    if isinstance(answer, list):
+        return [plain(element) for element in answer]
+    return _FOLDER.sub(r"\1", _ID.sub("", answer)) if isinstance(answer, str) else answer
 
 
-def _by_names(said: dict[str, Any]) -> dict[str, Any]:
+def _by_names(fields: dict[str, Any]) -> dict[str, Any]:
     """Sort outputs, with their raw contents, and models by name."""
-    outputs, raw = said.get("outputs"), said.get("rawOutputContents")
+    outputs, raw = fields.get("outputs"), fields.get("rawOutputContents")
     if isinstance(outputs, list) and isinstance(raw, list):
         pairs = sorted(zip(outputs, raw, strict=False), key=lambda pair: pair[0]["name"])
-        said = {
-            **said,
+        fields = {
+            **fields,
             "outputs": [a for a, _ in pairs],
             "rawOutputContents": [b for _, b in pairs],
         }
     for key in ("models", "modelStats"):
-        if isinstance(said.get(key), list):
-            said = {**said, key: sorted(said[key], key=str)}
-    return said
+        if isinstance(fields.get(key), list):
+            fields = {**fields, key: sorted(fields[key], key=str)}
+    return fields
 
 
 def is_same(question: asks.Question, theirs: Reply, ours: Reply) -> bool:
     """Whether two answers say the same, or differ as docs/triton_differences.md tells."""
     if theirs == ours or is_meant(question, theirs, ours):
         return True
-    says, said = error_of(theirs), error_of(ours)
-    if says is None or said is None:  # we refuse what Triton passes over, and nothing else
-        return says is None and said is not None and any(word in said for word in _STRICTER)
+    their_text, our_text = error_of(theirs), error_of(ours)
+    if (
+        their_text is None or our_text is None
+    ):  # we refuse what Triton passes over, and nothing else
+        return (
+            their_text is None
+            and our_text is not None
+            and any(word in our_text for word in _STRICTER)
+        )
     # Both are right where several things are wrong; errors within a stream have no code.
     is_wrong_too = ours.code in ("INVALID_ARGUMENT", "OK")
-    return (says.rstrip(". ") in said and ours.code == theirs.code) or is_wrong_too
+    return (their_text.rstrip(". ") in our_text and ours.code == theirs.code) or is_wrong_too
 
 
 def is_meant(question: asks.Question, theirs: Reply, ours: Reply) -> bool:
@@ -94,13 +100,13 @@ def is_meant(question: asks.Question, theirs: Reply, ours: Reply) -> bool:
         is_cuda = question.method == "CudaSharedMemoryUnregister"
         return is_cuda and ours.code == "INVALID_ARGUMENT"
     if question.method == "ServerMetadata":
-        return set(ours.said[0]["extensions"]) <= set(theirs.said[0]["extensions"])
+        return set(ours.answers[0]["extensions"]) <= set(theirs.answers[0]["extensions"])
     keys = {"RepositoryIndex": "models", "ModelStatistics": "modelStats"}
     if question.method in keys and question.name.startswith(question.method):
         names = [
-            [{**each, "reason": ""} if "state" in each else (each["name"], each.get("version"))]
+            [{**entry, "reason": ""} if "state" in entry else (entry["name"], entry.get("version"))]
             for reply in (theirs, ours)
-            for each in [*reply.said[0].get(keys[question.method], ())]
+            for entry in [*reply.answers[0].get(keys[question.method], ())]
         ]
         middle = len(names) // 2
         return names[:middle] == names[middle:]
@@ -111,9 +117,9 @@ def error_of(reply: Reply) -> str | None:
     """Return the text of an error, of the call or the last of its stream; None: it has none."""
     if reply.code != "OK":
         return reply.text
-    last = reply.said[-1] if reply.said else {}
-    found = last.get("errorMessage")
-    return found if isinstance(found, str) else None
+    last = reply.answers[-1] if reply.answers else {}
+    text = last.get("errorMessage")
+    return text if isinstance(text, str) else None
 
 
 def compare(channels: list[grpc.Channel], asked: Iterator[asks.Question]) -> int:

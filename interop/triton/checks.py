@@ -13,16 +13,16 @@ import checks_data  # noqa: F401  their checks are listed
 import checks_models  # noqa: F401  their checks are listed
 import tritonclient.grpc as v2_grpc
 import tritonclient.http as v2_http
-from way import CHECKS, Way
+from way import CHECKS, Caller
 
 
-def failures(server: str, ways: dict[str, Way]) -> int:
+def failures(server: str, callers: dict[str, Caller]) -> int:
     """How many checks of a server fail."""
     count = 0
     for function, protocol in CHECKS[server]:
         name = f"tritonclient {protocol}: {server}: {function.__name__.replace('_', ' ')}"
         try:
-            function(ways[protocol])
+            function(callers[protocol])
         except Exception:  # whatever a check raises, the others are run
             count += 1
             print(f"FAILED {name}\n{traceback.format_exc()}", flush=True)
@@ -41,11 +41,11 @@ def main() -> int:
             v2_http.InferenceServerClient(f"127.0.0.1:{http_port}", concurrency=8) as http,
             v2_grpc.InferenceServerClient(f"127.0.0.1:{grpc_port}") as grpc,
         ):
-            ways = {
-                "http": Way("http", v2_http, http, ports),
-                "grpc": Way("grpc", v2_grpc, grpc, ports),
+            callers = {
+                "http": Caller("http", v2_http, http, ports),
+                "grpc": Caller("grpc", v2_grpc, grpc, ports),
             }
-            count += failures(server, ways)
+            count += failures(server, callers)
     return 1 if count else 0
 
 

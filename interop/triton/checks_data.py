@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.http as v2_http
-from way import Way, check, refused
+from caller import Caller, check, refused
 
 REVIEW = "A wonderful film: warm, funny and beautifully acted. I loved every minute."
 VALUES: dict[str, Any] = {
@@ -31,87 +31,87 @@ VALUES: dict[str, Any] = {
 
 
 @check("echo")
-def every_datatype_comes_back_as_it_was(way: Way) -> None:
+def every_datatype_comes_back_unchanged(caller: Caller) -> None:
     arrays = {name: np.array(values, name) for name, values in VALUES.items()}
     arrays["text"] = np.array([["a", "", "文字 🙂"]], object)
     arrays["bytes"] = np.array([[b"\xff\x00", b""]], object)
     arrays["big"] = np.random.default_rng(5).random((1000, 1000), np.float32)
     arrays["none"] = np.empty((0, 3), np.int32)
-    result = way.infer("echo", arrays)
+    result = caller.infer("echo", arrays)
     for name, array in arrays.items():
-        found = result.as_numpy(name)
+        output = result.as_numpy(name)
         if name == "text":
             array = np.array([[item.encode() for item in array[0]]], object)
-        assert found.shape == array.shape, name
-        np.testing.assert_array_equal(found, array, name)
+        assert output.shape == array.shape, name
+        np.testing.assert_array_equal(output, array, name)
 
 
 @check("echo", ("http",))
-def every_datatype_but_fp16_goes_as_json_too(way: Way) -> None:
+def every_datatype_but_fp16_passes_as_json(caller: Caller) -> None:
     arrays = {name: np.array(values, name) for name, values in VALUES.items()}
     arrays["text"] = np.array([["a", "", "文字 🙂"]], object)
     del arrays["float16"]
-    tensors = [way.input(name, array, binary_data=False) for name, array in arrays.items()]
+    tensors = [caller.input(name, array, binary_data=False) for name, array in arrays.items()]
     for is_binary in (False, True):
         outputs = [v2_http.InferRequestedOutput(name, binary_data=is_binary) for name in arrays]
-        result = way.client.infer("echo", tensors, outputs=outputs)
+        result = caller.client.infer("echo", tensors, outputs=outputs)
         for name, array in arrays.items():
-            found = result.as_numpy(name)
+            output = result.as_numpy(name)
             if name == "text" and is_binary:
                 array = np.array([[item.encode() for item in array[0]]], object)
-            np.testing.assert_array_equal(found, array, name)
+            np.testing.assert_array_equal(output, array, name)
 
 
 @check("echo")
-def bfloat16_comes_back_as_it_was(way: Way) -> None:
-    tensor = way.module.InferInput("x", [1, 2], "BF16")
+def bfloat16_comes_back_unchanged(caller: Caller) -> None:
+    tensor = caller.module.InferInput("x", [1, 2], "BF16")
     tensor.set_data_from_numpy(np.array([[0.5, -2.0]], np.float32))
-    result = way.client.infer("echo", [tensor])
+    result = caller.client.infer("echo", [tensor])
     assert result.as_numpy("x").tolist() == [[0.5, -2.0]]
 
 
 @check("echo", ("http",))
-def what_is_no_json_is_told(way: Way) -> None:
-    half = way.input("x", np.ones((1, 2), np.float16))
+def invalid_json_is_refused(caller: Caller) -> None:
+    half = caller.input("x", np.ones((1, 2), np.float16))
     output = v2_http.InferRequestedOutput("x", binary_data=False)
     with refused("FP16 has no JSON form"):
-        way.client.infer("echo", [half], outputs=[output])
+        caller.client.infer("echo", [half], outputs=[output])
 
 
 @check("echo")
-def parameters_of_ones_own_are_taken_and_reserved_ones_refused(way: Way) -> None:
+def user_parameters_are_accepted_and_reserved_ones_refused(caller: Caller) -> None:
     inputs = {"x": np.ones((1, 2), np.int8)}
-    way.infer("echo", inputs, parameters={"a": 1, "b": "text", "c": True})
+    caller.infer("echo", inputs, parameters={"a": 1, "b": "text", "c": True})
     with refused("reserved for Triton usage", "400", "INVALID_ARGUMENT"):
-        way.infer("echo", inputs, parameters={"triton_no_such": 1})
+        caller.infer("echo", inputs, parameters={"triton_no_such": 1})
 
 
 # --- the example ----------------------------------------------------------------------------
 
 
 @check("imdb")
-def a_review_is_judged(way: Way) -> None:
+def a_review_is_judged(caller: Caller) -> None:
     words = np.array([REVIEW], object)
-    result = way.infer("imdb", {"words": words})
+    result = caller.infer("imdb", {"words": words})
     scores = [float(result.as_numpy(name)[0]) for name in ("prediction", "bow", "cnn")]
     assert scores[0] > 0.5
     assert abs(scores[0] - (scores[1] + scores[2]) / 2) < 1e-6
 
 
 @check("imdb")
-def its_models_answer_alone(way: Way) -> None:
+def its_models_answer_alone(caller: Caller) -> None:
     words = np.zeros((3, 256), np.int64)
     for model in ("bow", "cnn"):
-        (entry,) = way.ask("get_model_metadata", model)["inputs"]
+        (entry,) = caller.ask("get_model_metadata", model)["inputs"]
         assert (entry["name"], entry["datatype"]) == ("words", "INT64")
-        result = way.infer(model, {"words": words})
+        result = caller.infer(model, {"words": words})
         assert result.as_numpy("prediction").shape == (3, 2)
 
 
 @check("imdb", ("http",))
-def a_model_of_one_input_takes_data_alone(way: Way) -> None:
+def a_model_of_one_input_accepts_bare_data(caller: Caller) -> None:
     request = urllib.request.Request(
-        f"http://127.0.0.1:{way.ports[0]}/v2/models/bow/infer",
+        f"http://127.0.0.1:{caller.ports[0]}/v2/models/bow/infer",
         np.zeros(256, np.int64).tobytes(),
         {"Inference-Header-Content-Length": "0"},
     )
@@ -124,9 +124,9 @@ def a_model_of_one_input_takes_data_alone(way: Way) -> None:
 
 
 @check("imdb")
-def both_models_are_counted_for_each_review(way: Way) -> None:
+def both_models_are_counted_for_each_review(caller: Caller) -> None:
     models = ("imdb", "bow", "cnn", "combine")
-    before = {name: way.counters(name)["success"] for name in models}
+    before = {name: caller.counters(name)["success"] for name in models}
     for _ in range(5):
-        way.infer("imdb", {"words": np.array([REVIEW], object)})
-    assert [way.counters(name)["success"] - before[name] for name in models] == [5] * 4
+        caller.infer("imdb", {"words": np.array([REVIEW], object)})
+    assert [caller.counters(name)["success"] - before[name] for name in models] == [5] * 4

@@ -69,10 +69,10 @@ def fails(interpreter: Path, example: Path, options: tuple[str, ...], ports: Por
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
-        said, failed = done.stdout + done.stderr, done.returncode != 0
+        output, failed = done.stdout + done.stderr, done.returncode != 0
     except subprocess.TimeoutExpired as error:
-        said, failed = f"{error}\n{error.stdout!r}", True
-    print(f"FAILED {name}\n{said}" if failed else f"ok {name}", flush=True)
+        output, failed = f"{error}\n{error.stdout!r}", True
+    print(f"FAILED {name}\n{output}" if failed else f"ok {name}", flush=True)
     return failed
 
 

@@ -60,11 +60,11 @@ class Question:
 
 def good() -> Iterator[Question]:
     """The good requests of HTTP, with typed contents, with raw ones, and over a stream."""
-    for number, (model, said) in enumerate(questions.GOOD):
-        for way in ("typed", "raw"):
-            message = request_of(model, said, is_raw=way == "raw")
-            yield infer(f"good {number} {model}, {way}", message)
-            yield infer(f"good {number} {model}, {way}, stream", message, streams=True)
+    for number, (model, request) in enumerate(questions.GOOD):
+        for form in ("typed", "raw"):
+            message = request_of(model, request, is_raw=form == "raw")
+            yield infer(f"good {number} {model}, {form}", message)
+            yield infer(f"good {number} {model}, {form}, stream", message, streams=True)
     one = {"inputs": [{"name": "IN", "datatype": "INT32", "shape": [1], "data": [7]}]}
     for version in ("1", "2", "3", "9", "x", "-1"):
         message = request_of("versions", one)
@@ -86,8 +86,8 @@ def wrong(seed: int, count: int) -> Iterator[Question]:
     """Good requests with one or two things changed."""
     rng = random.Random(seed)
     for number in range(count):
-        model, said = rng.choice(questions.GOOD)
-        message = request_of(model, said, is_raw=rng.random() < 0.5)
+        model, request = rng.choice(questions.GOOD)
+        message = request_of(model, request, is_raw=rng.random() < 0.5)
         for _ in range(rng.choice((1, 1, 2))):
             _change(rng, message)
         is_stream = rng.random() < 0.3
@@ -96,27 +96,27 @@ def wrong(seed: int, count: int) -> Iterator[Question]:
 
 def descriptions(models: list[str]) -> Iterator[Question]:
     """Yield questions about models and the server, without inference."""
-    for what in ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"):
-        yield _call(what)
+    for method in ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryIndex"):
+        yield _call(method)
     yield _call("RepositoryIndex", ready=True)
     yield _call("RepositoryIndex", repository_name="x")
     for name in (*models, "unknown", ""):
         for version in ("", "1", "2", "99", "x"):
-            for what in ("ModelReady", "ModelMetadata"):
-                yield _call(what, name=name, version=version)
+            for method in ("ModelReady", "ModelMetadata"):
+                yield _call(method, name=name, version=version)
             yield _call("ModelConfig", name=name, version=version)
             yield _call("ModelStatistics", name=name, version=version)
-    for what in ("SystemSharedMemory", "CudaSharedMemory"):
+    for method in ("SystemSharedMemory", "CudaSharedMemory"):
         for name in ("", "unknown"):
-            yield _call(f"{what}Status", name=name)
-            yield _call(f"{what}Unregister", name=name)
+            yield _call(f"{method}Status", name=name)
+            yield _call(f"{method}Unregister", name=name)
     key = "/nothing_is_here"
     yield _call("SystemSharedMemoryRegister", name="a", key=key, byte_size=8)
     for name in ("unknown", "broken", "wrong"):
         yield _call("RepositoryModelLoad", model_name=name)
-    for said in ({"config": "x"}, {"x": "y"}):
+    for parameters in ({"config": "x"}, {"x": "y"}):
         message = v2.RepositoryModelLoadRequest(model_name="add")
-        for key, value in said.items():
+        for key, value in parameters.items():
             message.parameters[key].string_param = value
         yield _called("RepositoryModelLoad", message)
     yield _call("RepositoryModelUnload", model_name="unknown")
@@ -128,37 +128,40 @@ def infer(name: str, message: Message, streams: bool = False) -> Question:
     return Question(name, "ModelInfer", v2.ModelInferResponse, [message])
 
 
-def request_of(model: str, said: dict[str, Any], is_raw: bool = False) -> Any:
+def request_of(model: str, request: dict[str, Any], is_raw: bool = False) -> Any:
     """Return a request over gRPC from its form over HTTP."""
-    message = v2.ModelInferRequest(model_name=model, id=said.get("id", ""))
-    _tell(message.parameters, said.get("parameters", {}))
-    for each in said["inputs"]:
-        tensor = message.inputs.add(name=each["name"], datatype=each["datatype"])
-        tensor.shape.extend(each["shape"])
-        _tell(tensor.parameters, each.get("parameters", {}))
-        raw = questions.raw_of(each) if is_raw else None
+    message = v2.ModelInferRequest(model_name=model, id=request.get("id", ""))
+    _set_parameters(message.parameters, request.get("parameters", {}))
+    for tensor_fields in request["inputs"]:
+        tensor = message.inputs.add(name=tensor_fields["name"], datatype=tensor_fields["datatype"])
+        tensor.shape.extend(tensor_fields["shape"])
+        _set_parameters(tensor.parameters, tensor_fields.get("parameters", {}))
+        raw = questions.raw_of(tensor_fields) if is_raw else None
         if raw is not None:
             message.raw_input_contents.append(raw)
             continue
-        values = list(_flat(each["data"]))
-        if each["datatype"] == "BYTES":
+        values = list(_flat(tensor_fields["data"]))
+        if tensor_fields["datatype"] == "BYTES":
             values = [value.encode() for value in values]
-        getattr(tensor.contents, _CONTENTS[each["datatype"]]).extend(values)
-    for each in said.get("outputs", ()):
-        _tell(message.outputs.add(name=each["name"]).parameters, each.get("parameters", {}))
+        getattr(tensor.contents, _CONTENTS[tensor_fields["datatype"]]).extend(values)
+    for tensor_fields in request.get("outputs", ()):
+        _set_parameters(
+            message.outputs.add(name=tensor_fields["name"]).parameters,
+            tensor_fields.get("parameters", {}),
+        )
     return message
 
 
 def _flat(data: Any) -> Iterator[Any]:
-    for each in data:
-        if isinstance(each, list):
-            yield from _flat(each)
+    for element in data:
+        if isinstance(element, list):
+            yield from _flat(element)
         else:
-            yield each
+            yield element
 
 
-def _tell(parameters: Any, said: dict[str, Any]) -> None:
-    for key, value in said.items():
+def _set_parameters(parameters: Any, values: dict[str, Any]) -> None:
+    for key, value in values.items():
         kind = {bool: "bool_param", int: "int64_param", str: "string_param"}[type(value)]
         setattr(parameters[key], kind, value)
 
@@ -202,10 +205,10 @@ def _change(rng: random.Random, message: Any) -> None:
             tensor.ClearField(rng.choice(("name", "datatype", "shape", "contents")))
 
 
-def _call(what: str, **said: Any) -> Question:
-    return _called(what, getattr(v2, f"{what}Request")(**said))
+def _call(method: str, **fields: Any) -> Question:
+    return _called(method, getattr(v2, f"{method}Request")(**fields))
 
 
-def _called(what: str, message: Message) -> Question:
+def _called(method: str, message: Message) -> Question:
     about = " ".join(str(message).split())
-    return Question(f"{what} {about}", what, getattr(v2, f"{what}Response"), [message])
+    return Question(f"{method} {about}", method, getattr(v2, f"{method}Response"), [message])

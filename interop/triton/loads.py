@@ -34,12 +34,12 @@ def files(folder: Path) -> dict[str, Path]:
             }
         ],
     }
-    found = {name: folder / f"{name}.json" for name in data}
-    for name, path in found.items():
+    paths = {name: folder / f"{name}.json" for name in data}
+    for name, path in paths.items():
         path.write_text(json.dumps({"data": data[name]}), encoding="utf-8")
-    found["intervals"] = folder / "intervals.txt"
-    found["intervals"].write_text("5000\n10000\n15000\n", encoding="utf-8")
-    return found
+    paths["intervals"] = folder / "intervals.txt"
+    paths["intervals"].write_text("5000\n10000\n15000\n", encoding="utf-8")
+    return paths
 
 
 def loads(given: dict[str, Path]) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -98,12 +98,13 @@ def main() -> int:
         command = ["-m", "pipeline", "repository", f"--model-repository={folder / 'models'}"]
         command += [f"--http-port={ports[0]}", f"--grpc-port={ports[1]}"]
         command += ["--allow-metrics=false", "--allow-client-shm=true"]
-        asked = loads(files(folder))
+        cases = loads(files(folder))
         with running(command, ports, folder):
             bad = sum(
-                load_fails(model, way, ports[way == "grpc"], more) for model, way, more in asked
+                load_fails(model, protocol, ports[protocol == "grpc"], more)
+                for model, protocol, more in cases
             )
-    print(f"perf_analyzer: {len(asked) - bad} of {len(asked)} ways are well")
+    print(f"perf_analyzer: {len(cases) - bad} of {len(cases)} ways are well")
     return 1 if bad else 0
 
 

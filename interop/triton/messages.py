@@ -29,27 +29,27 @@ NEWER = {
 
 def fields_of(files: Iterable[descriptor_pb2.FileDescriptorProto]) -> set[Field]:
     """Every field and every value of an enumeration: name, number, type; without packages."""
-    found: set[Field] = set()
+    fields: set[Field] = set()
     for file in files:
         for enum in file.enum_type:
-            found |= values_of("", enum)
+            fields |= values_of("", enum)
         for message in file.message_type:
-            found |= fields_in("", message)
-    return found
+            fields |= fields_in("", message)
+    return fields
 
 
 def fields_in(outer: str, message: descriptor_pb2.DescriptorProto) -> set[Field]:
     path = f"{outer}.{message.name}"
-    found: set[Field] = set()
+    fields: set[Field] = set()
     for field in message.field:
         one_of = message.oneof_decl[field.oneof_index].name if field.HasField("oneof_index") else ""
         kind = field.type_name.rpartition(".")[2]
-        found.add((path, field.name, field.number, field.type, field.label, kind, one_of))
+        fields.add((path, field.name, field.number, field.type, field.label, kind, one_of))
     for enum in message.enum_type:
-        found |= values_of(path, enum)
+        fields |= values_of(path, enum)
     for nested in message.nested_type:
-        found |= fields_in(path, nested)
-    return found
+        fields |= fields_in(path, nested)
+    return fields
 
 
 def values_of(outer: str, enum: descriptor_pb2.EnumDescriptorProto) -> set[Field]:

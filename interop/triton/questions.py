@@ -34,8 +34,8 @@ class Question:
 
 
 def _input(name: str, dtype: str, shape: list[int], data: Any, **parameters: Any) -> dict[str, Any]:
-    found = {"name": name, "datatype": dtype, "shape": shape, "data": data}
-    return {**found, "parameters": parameters} if parameters else found
+    tensor = {"name": name, "datatype": dtype, "shape": shape, "data": data}
+    return {**tensor, "parameters": parameters} if parameters else tensor
 
 
 def _pair(dtype: str, shape: list[int], data: list[Any]) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def sequences() -> Iterator[Question]:
     """Requests of sequences, good and bad, in this order."""
     for model in ("direct", "oldest"):
         for key in (5, "text"):
-            for place, said in enumerate(
+            for place, parameters in enumerate(
                 (
                     {"sequence_id": key, "sequence_start": True},
                     {"sequence_id": key},
@@ -126,8 +126,11 @@ def sequences() -> Iterator[Question]:
                     {"sequence_id": key, "sequence_end": "yes"},
                 )
             ):
-                request = {"inputs": [_input("IN", "INT32", [1, 1], [place])], "parameters": said}
-                yield _infer(f"{model} {said}", model, request)
+                request = {
+                    "inputs": [_input("IN", "INT32", [1, 1], [place])],
+                    "parameters": parameters,
+                }
+                yield _infer(f"{model} {parameters}", model, request)
 
 
 def descriptions(models: list[str]) -> Iterator[Question]:
@@ -142,8 +145,8 @@ def descriptions(models: list[str]) -> Iterator[Question]:
         for method in ("GET", "POST"):
             yield Question(f"{method} {path}", path, method=method)
     for model in (*models, "unknown"):
-        for what in ("", "/ready", "/config", "/stats", "/versions/1", "/versions/1/ready"):
-            path = f"/v2/models/{model}{what}"
+        for suffix in ("", "/ready", "/config", "/stats", "/versions/1", "/versions/1/ready"):
+            path = f"/v2/models/{model}{suffix}"
             yield Question(f"GET {path}", path, method="GET")
         for version in ("2", "3", "99", "0", "18446744073709551616"):
             path = f"/v2/models/{model}/versions/{version}"
@@ -188,13 +191,13 @@ def wrong(seed: int, count: int) -> Iterator[Question]:
         model, request = rng.choice(GOOD)
         name = f"wrong {seed}.{number} {model}"
         changed: Any = copy.deepcopy(request)
-        way = rng.randrange(10)
-        if way < 6:
+        kind = rng.randrange(10)
+        if kind < 6:
             for _ in range(rng.choice((1, 1, 2))):
                 changed = _changed(rng, changed)
             yield _infer(name, model, changed)
-        elif way < 8:
-            question = _binary(name, model, _changed(rng, changed) if way == 7 else changed)
+        elif kind < 8:
+            question = _binary(name, model, _changed(rng, changed) if kind == 7 else changed)
             length = int(question.headers[_BINARY])
             shift = rng.choice((-1, 1, 4, -4, 0, 1000, -length, -length - 1))
             if rng.random() < 0.5:
@@ -204,7 +207,7 @@ def wrong(seed: int, count: int) -> Iterator[Question]:
             else:
                 question.body += bytes(shift)
             yield question
-        elif way == 8:
+        elif kind == 8:
             text = json.dumps(changed).encode()
             at = rng.randrange(len(text))
             odd = rng.choice((b"", b"{", b"]", b"\x00", b"\xff", b",", b'"', b"1"))
@@ -232,24 +235,27 @@ def _changed(rng: random.Random, request: Any) -> Any:
     if not places:
         return request
     holder, key = rng.choice(places)
-    way = rng.randrange(5)
-    if way == 0:
+    kind = rng.randrange(5)
+    if kind == 0:
         del holder[key]
-    elif way == 1 and isinstance(holder, list):
+    elif kind == 1 and isinstance(holder, list):
         holder.append(copy.deepcopy(holder[key]))
-    elif way == 1:
+    elif kind == 1:
         holder[rng.choice(_NAMES)] = copy.deepcopy(holder[key])
-    elif way == 2:
+    elif kind == 2:
         target = (
             rng.choice(
-                [request, *(each for each in request.get("inputs", []) if isinstance(each, dict))]
+                [
+                    request,
+                    *(tensor for tensor in request.get("inputs", []) if isinstance(tensor, dict)),
+                ]
             )
             if isinstance(request.get("inputs"), list)
             else request
         )
-        said = target.setdefault("parameters", {})
-        if isinstance(said, dict):
-            said[rng.choice(_PARAMETERS)] = rng.choice((*_ODD, 1, 8, 16, 64, True))
+        parameters = target.setdefault("parameters", {})
+        if isinstance(parameters, dict):
+            parameters[rng.choice(_PARAMETERS)] = rng.choice((*_ODD, 1, 8, 16, 64, True))
     else:
         holder[key] = rng.choice(_ODD)
     return request
@@ -263,11 +269,11 @@ def _binary(name: str, model: str, request: Any) -> Question:
     """Return the same request with binary data where it can be."""
     request, tail = copy.deepcopy(request), b""
     inputs = request.get("inputs")
-    for each in inputs if isinstance(inputs, list) else ():
-        raw = raw_of(each) if isinstance(each, dict) else None
-        if raw is not None and isinstance(each.setdefault("parameters", {}), dict):
-            del each["data"]
-            each["parameters"]["binary_data_size"] = len(raw)
+    for tensor in inputs if isinstance(inputs, list) else ():
+        raw = raw_of(tensor) if isinstance(tensor, dict) else None
+        if raw is not None and isinstance(tensor.setdefault("parameters", {}), dict):
+            del tensor["data"]
+            tensor["parameters"]["binary_data_size"] = len(raw)
             tail += raw
     text = json.dumps(request).encode()
     path = f"/v2/models/{model}/infer"
@@ -287,8 +293,8 @@ def raw_of(tensor: dict[str, Any]) -> bytes | None:
     kind, data = tensor.get("datatype"), tensor.get("data")
     try:
         if kind == "BYTES":
-            texts = [each.encode() for each in data or ()]
-            return b"".join(len(each).to_bytes(4, "little") + each for each in texts)
+            texts = [text.encode() for text in data or ()]
+            return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
         return np.array(data, names[kind or ""]).tobytes()
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None

@@ -136,13 +136,13 @@ def load_fails(model: str, protocol: str, port: int, options: tuple[str, ...]) -
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environment, timeout=120
     )
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     name = f"perf_analyzer {protocol}: {model} {' '.join(options)}"
-    answered = re.search(r"Request count: ([0-9]+)", said)
-    counted = re.search(r"Inference count: ([0-9]+)", said)  # of the server's statistics
-    if done.returncode or answered is None or counted is None or "Failed" in said:
-        hint = "install Debian's libb64-0d\n" if "libb64" in said else ""
-        print(f"FAILED {name}\n{hint}{said}", flush=True)
+    answered = re.search(r"Request count: ([0-9]+)", output)
+    counted = re.search(r"Inference count: ([0-9]+)", output)  # of the server's statistics
+    if done.returncode or answered is None or counted is None or "Failed" in output:
+        hint = "install Debian's libb64-0d\n" if "libb64" in output else ""
+        print(f"FAILED {name}\n{hint}{output}", flush=True)
         return True
     print(f"ok {name}: {answered[1]} requests, {counted[1]} inferences counted by us", flush=True)
     return False

@@ -66,9 +66,9 @@ class CountOp(Op):
     output_tensors = (Tensor("NUMBER", "INT32", (1,)),)
 
     def process(self, feed_batch, log_id):
-        (asked,) = feed_batch
-        for number in range(asked["N"][0]):
-            yield {"NUMBER": asked["N"] * 0 + number}
+        (batch,) = feed_batch
+        for number in range(batch["N"][0]):
+            yield {"NUMBER": batch["N"] * 0 + number}
 
 
 def numbers() -> ResponseOp:

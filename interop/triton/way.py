@@ -14,7 +14,7 @@ DURATIONS = "success fail queue compute_input compute_infer compute_output cache
 
 
 @dataclass
-class Way:
+class Caller:
     """A client of a server, by one of the two protocols."""
 
     protocol: str
@@ -45,7 +45,7 @@ class Way:
         return {**counts, "inferences": int(entry.get("inference_count", 0))}
 
 
-Check = Callable[[Way], None]
+Check = Callable[[Caller], None]
 CHECKS: dict[str, list[tuple[Check, str]]] = {"numbers": [], "echo": [], "parts": [], "imdb": []}
 
 

@@ -32,64 +32,64 @@ _CLIENT_CORES = 0.5  # of this process, which asks
 
 def advise(arguments: Sequence[str]) -> int:
     """Run the trials; 0: the best settings are written; 1: none are within the limits."""
-    given = _arguments(arguments)
+    options = _arguments(arguments)
     try:
-        requests = read_load(given.load)
-        if given.model_repository:
-            return _advise_models(given, requests)
-        script = Script(tuple(given.script))
+        requests = read_load(options.load)
+        if options.model_repository:
+            return _advise_models(options, requests)
+        script = Script(tuple(options.script))
         service = script.describe()
     except (ConfigError, TrialError) as error:
         return fails("analyse --serve", str(error))
     names = tuple(op.name for op in service.ops)
-    clients = _clients(given, requests)
-    bench = Bench(script, names, requests, clients, seconds=given.seconds)
-    _say(f"{len(requests):,} requests, {clients} clients")
-    search = _searched(given, service, clients, bench.trial)
+    clients = _clients(options, requests)
+    bench = Bench(script, names, requests, clients, seconds=options.seconds)
+    _report(f"{len(requests):,} requests, {clients} clients")
+    search = _searched(options, service, clients, bench.trial)
     if search is None or search.best is None:
         return 1
     for op in service.ops:
         if op.said:
-            _say(f"note: the constructor of {op.name} sets {', '.join(op.said)}: take it out")
-    out = given.out or "config.advised.yml"
+            _report(f"note: the constructor of {op.name} sets {', '.join(op.said)}: take it out")
+    out = options.out or "config.advised.yml"
     text = advised(service, search.trials[0], search.best)
     Path(out).write_text(text, encoding="utf-8")
-    _say(f"written: {out}")
+    _report(f"written: {out}")
     return 0
 
 
-def _advise_models(given: argparse.Namespace, requests: Sequence[LoadRequest]) -> int:
+def _advise_models(options: argparse.Namespace, requests: Sequence[LoadRequest]) -> int:
     """Try settings of the models of a repository that a load asks. ConfigError, TrialError."""
-    repositories = [Path(path) for path in given.model_repository]
+    repositories = [Path(path) for path in options.model_repository]
     models = asked_models(requests)
-    clients = _clients(given, requests)
+    clients = _clients(options, requests)
     with ModelsServer(repositories, models) as server:
         configs = tried_models(server, models)
         service = TriedService("", tuple(map(tried_op, configs.values())))
-        bench = ModelsBench(server, configs, requests, clients, seconds=given.seconds)
-        _say(f"{len(requests):,} requests, {clients} clients")
-        search = _searched(given, service, clients, bench.trial)
+        bench = ModelsBench(server, configs, requests, clients, seconds=options.seconds)
+        _report(f"{len(requests):,} requests, {clients} clients")
+        search = _searched(options, service, clients, bench.trial)
     if search is None or search.best is None:
         return 1
     before, best = search.trials[0], search.best
     head = f"# pipeline analyse --serve: {_figures(best)}; before: {_figures(before)}\n"
     files = advised_files(repositories, configs, before.settings, best.settings)
     for name, text in files.items():
-        file = Path(given.out or "advised", name)
+        file = Path(options.out or "advised", name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(head + text, encoding="utf-8")
-        _say(f"written: {file}")
+        _report(f"written: {file}")
     if not files:
-        _say("no tried setting is better than the present ones")
+        _report("no tried setting is better than the present ones")
     return 0
 
 
-def _clients(given: argparse.Namespace, requests: Sequence[LoadRequest]) -> int:
-    return given.clients or max(request.at_once for request in requests) or _CLIENTS
+def _clients(options: argparse.Namespace, requests: Sequence[LoadRequest]) -> int:
+    return options.clients or max(request.at_once for request in requests) or _CLIENTS
 
 
 def _searched(
-    given: argparse.Namespace,
+    options: argparse.Namespace,
     service: TriedService,
     clients: int,
     try_out: Callable[[Settings], Trial],
@@ -97,26 +97,26 @@ def _searched(
     """Run the trials, and say what they did; None: there is nothing to try."""
     for op in service.ops:
         if op.held:
-            _say(f"note: {op.name} is not changed: {op.held}")
+            _report(f"note: {op.name} is not changed: {op.held}")
     names = tuple(op.name for op in service.ops)
-    space, start = space_of(service, clients, given.most_workers, given.most_batch)
+    space, start = space_of(service, clients, options.most_workers, options.most_batch)
     if space.size == 1:
         fails("analyse --serve", "no Op has settings that may be tried")
         return None
-    goal = Goal(given.objective == "latency", given.latency_p99_ms, given.memory_mb)
-    search = Search(space, goal, start, given.most_trials)
-    _say(f"{space.size:,} choices")
+    goal = Goal(options.objective == "latency", options.latency_p99_ms, options.memory_mb)
+    search = Search(space, goal, start, options.most_trials)
+    _report(f"{space.size:,} choices")
     with contextlib.suppress(KeyboardInterrupt):  # the best until then
         while (settings := search.propose()) is not None:
             with ProgressLine(sys.stderr, f"trial {len(search.trials) + 1}"):
                 search.tell(try_out(settings))
             line = _line(search.trials[-1], names)
-            _say(f"{len(search.trials):>3}  {line}  ({search.why})")
+            _report(f"{len(search.trials):>3}  {line}  ({search.why})")
     if search.best is None:
         text = "every trial failed or exceeded the limits"
         fails("analyse --serve", text)
     else:
-        _say(f"best: {_line(search.best, names)}")
+        _report(f"best: {_line(search.best, names)}")
     return search
 
 
@@ -222,12 +222,12 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
         "instances, dynamic batching and its delay",
     )
     parser.add_argument("script", nargs=argparse.REMAINDER, help="SCRIPT ... or -m MODULE ...")
-    given = parser.parse_args(arguments)
-    if bool(given.script) == bool(given.model_repository):
+    options = parser.parse_args(arguments)
+    if bool(options.script) == bool(options.model_repository):
         parser.error("a script is missing, or --model-repository: one of them")
-    return given
+    return options
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

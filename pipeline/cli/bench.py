@@ -23,19 +23,21 @@ _TIMEOUT_S = 30.0
 
 def bench(arguments: Sequence[str]) -> int:
     """Run `pipeline bench`; the exit status: 1 if a request failed."""
-    given = bench_parser().parse_intermixed_args(list(arguments))
+    options = bench_parser().parse_intermixed_args(list(arguments))
     try:
-        address, requests = _load(given)
+        address, requests = _load(options)
         with (
-            ProgressLine(sys.stderr, f"{given.concurrency} callers", given.warmup + given.seconds),
+            ProgressLine(
+                sys.stderr, f"{options.concurrency} callers", options.warmup + options.seconds
+            ),
             asyncio.Runner(loop_factory=loop_factory()) as runner,
         ):
-            figures = runner.run(_measure(address, requests, given))
+            figures = runner.run(_measure(address, requests, options))
     except ConfigError as error:
         return fails("bench", str(error))
     except (OSError, http.client.HTTPException) as error:
-        return fails("bench", f"{given.url}: {error}")
-    sys.stdout.write(_as_json(figures) if given.json else _as_text(figures))
+        return fails("bench", f"{options.url}: {error}")
+    sys.stdout.write(_as_json(figures) if options.json else _as_text(figures))
     return FAILED if figures.failed or not figures.times_s else 0
 
 
@@ -69,25 +71,25 @@ def bench_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _load(given: argparse.Namespace) -> tuple[ServerAddress, list[LoadRequest]]:
+def _load(options: argparse.Namespace) -> tuple[ServerAddress, list[LoadRequest]]:
     """Return where the server is, and what is asked."""
-    address = ServerAddress.of(given.url)
+    address = ServerAddress.of(options.url)
     if address.is_tls:
         raise ConfigError("bench asks over http, without TLS")
-    if given.load is not None:
-        return address, read_load(given.load)
+    if options.load is not None:
+        return address, read_load(options.load)
     address = named(address, _TIMEOUT_S)
-    question = question_of(address, given.form, given.fields)
+    question = question_of(address, options.form, options.fields)
     return address, [LoadRequest(question.path, msgspec.Raw(question.body))]
 
 
 async def _measure(
-    address: ServerAddress, requests: Sequence[LoadRequest], given: argparse.Namespace
+    address: ServerAddress, requests: Sequence[LoadRequest], options: argparse.Namespace
 ) -> LoadFigures:
-    callers, host = given.concurrency, address.host
-    if given.warmup:
-        await replay(address.port, requests, callers, given.warmup, host)
-    return await replay(address.port, requests, callers, given.seconds, host)
+    callers, host = options.concurrency, address.host
+    if options.warmup:
+        await replay(address.port, requests, callers, options.warmup, host)
+    return await replay(address.port, requests, callers, options.seconds, host)
 
 
 def _as_text(figures: LoadFigures) -> str:

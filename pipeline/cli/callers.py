@@ -22,11 +22,11 @@ _TOKEN_BYTES = 32
 
 def callers(arguments: Sequence[str]) -> int:
     """Run `callers add|list|remove`; the exit status."""
-    given = callers_parser().parse_args(list(arguments))
-    path = Path(given.file)
+    options = callers_parser().parse_args(list(arguments))
+    path = Path(options.file)
     try:
         document = read_callers(path)
-        status: int = given.work(given, document, path)
+        status: int = options.work(options, document, path)
     except (ConfigError, OSError) as error:
         return fails("callers", str(error))
     return status
@@ -90,24 +90,24 @@ def digest_of(token: str) -> str:
     return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 
-def _add(given: argparse.Namespace, document: CallersFile, path: Path) -> int:
-    if not given.name.isascii() or not given.name.isprintable() or " " in given.name:
-        raise ConfigError(f"{given.name!r} cannot be a name: expected visible ASCII characters")
-    if given.name == "anonymous":
+def _add(options: argparse.Namespace, document: CallersFile, path: Path) -> int:
+    if not options.name.isascii() or not options.name.isprintable() or " " in options.name:
+        raise ConfigError(f"{options.name!r} cannot be a name: expected visible ASCII characters")
+    if options.name == "anonymous":
         raise ConfigError("anonymous means all callers without credentials: choose another name")
-    wanted = given.roles.split(",") if given.roles is not None else []
-    unknown = [role for role in wanted if role not in ROLES]
+    roles = options.roles.split(",") if options.roles is not None else []
+    unknown = [role for role in roles if role not in ROLES]
     if unknown:
         raise ConfigError(f"{unknown[0]!r} is not a role: expected one of {', '.join(ROLES)}")
-    caller = next((known for known in document.callers if known.name == given.name), None)
+    caller = next((known for known in document.callers if known.name == options.name), None)
     if caller is None:
-        caller = CallerEntry(name=given.name, roles=wanted or ["infer"])
+        caller = CallerEntry(name=options.name, roles=roles or ["infer"])
         document.callers.append(caller)
-    elif given.roles is not None:
-        caller.roles = wanted
+    elif options.roles is not None:
+        caller.roles = roles
     token = ""
-    if given.certificate is not None:
-        caller.certificates.append(given.certificate)
+    if options.certificate is not None:
+        caller.certificates.append(options.certificate)
     else:
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         caller.tokens.append(digest_of(token))
@@ -118,16 +118,16 @@ def _add(given: argparse.Namespace, document: CallersFile, path: Path) -> int:
     return 0
 
 
-def _list(given: argparse.Namespace, document: CallersFile, path: Path) -> int:
+def _list(options: argparse.Namespace, document: CallersFile, path: Path) -> int:
     for caller in document.callers:
         known = f"{len(caller.tokens)} tokens, {len(caller.certificates)} certificates"
         sys.stdout.write(f"{caller.name}: {','.join(caller.roles) or 'no role'} ({known})\n")
     return 0
 
 
-def _remove(given: argparse.Namespace, document: CallersFile, path: Path) -> int:
-    left = [caller for caller in document.callers if caller.name != given.name]
+def _remove(options: argparse.Namespace, document: CallersFile, path: Path) -> int:
+    left = [caller for caller in document.callers if caller.name != options.name]
     if len(left) == len(document.callers):
-        raise ConfigError(f"{path}: there is no caller {given.name!r}")
+        raise ConfigError(f"{path}: there is no caller {options.name!r}")
     write_callers(path, CallersFile(callers=left))
     return 0

@@ -28,14 +28,14 @@ _HEADER_VALUE = re.compile(r"[ -~]*")
 
 def client(arguments: Sequence[str]) -> int:
     """Run `pipeline client`; the exit status: 1 if the answer is an error, or there is none."""
-    given = client_parser().parse_intermixed_args(list(arguments))
+    options = client_parser().parse_intermixed_args(list(arguments))
     try:
-        address = named(ServerAddress.of(given.url), given.timeout)
-        return _ask(address, given)
+        address = named(ServerAddress.of(options.url), options.timeout)
+        return _ask(address, options)
     except ConfigError as error:
         return fails("client", str(error))
     except (OSError, http.client.HTTPException) as error:
-        return fails("client", f"{given.url}: {error}")
+        return fails("client", f"{options.url}: {error}")
 
 
 def client_parser() -> argparse.ArgumentParser:
@@ -73,12 +73,12 @@ def named(address: ServerAddress, timeout_s: float) -> ServerAddress:
     return dataclasses.replace(address, path=f"/{only_pipeline(document)}")
 
 
-def _ask(address: ServerAddress, given: argparse.Namespace) -> int:
-    form: Form | None = given.form
-    question = question_of(address, form, given.fields)
-    headers = {"content-type": JSON, **dict(map(_header, given.header))}
-    asked = given.timeout, "POST", question.path, question.body, headers
-    with address.asked(*asked) as response:
+def _ask(address: ServerAddress, options: argparse.Namespace) -> int:
+    form: Form | None = options.form
+    question = question_of(address, form, options.fields)
+    headers = {"content-type": JSON, **dict(map(_header, options.header))}
+    request = options.timeout, "POST", question.path, question.body, headers
+    with address.asked(*request) as response:
         if not response.getheader("content-type", "").startswith(JSON):
             return _pass_on(response)
         body = response.read()

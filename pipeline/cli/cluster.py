@@ -30,14 +30,14 @@ Work = Callable[[argparse.Namespace, RayFleets], int]
 
 def cluster(arguments: Sequence[str]) -> int:
     """Run `cluster up`, `update` or another of its commands; the exit status."""
-    given = cluster_parser().parse_args(list(arguments))
+    options = cluster_parser().parse_args(list(arguments))
     try:
-        if given.command == "local":
-            return local(given)
-        work: Work = given.work
-        fleets = RayFleets(given.address)
+        if options.command == "local":
+            return local(options)
+        work: Work = options.work
+        fleets = RayFleets(options.address)
         try:
-            return work(given, fleets)
+            return work(options, fleets)
         finally:
             fleets.close()
     except PipelineError as error:
@@ -131,46 +131,46 @@ def _add_edge(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def up(given: argparse.Namespace, fleets: RayFleets) -> int:
+def up(options: argparse.Namespace, fleets: RayFleets) -> int:
     """Start a fleet, or change it, and wait until it is what is wanted."""
-    if given.replicas is not None and given.replicas < 1:
-        raise ConfigError(f"--replicas: expected at least 1, found {given.replicas}")
+    if options.replicas is not None and options.replicas < 1:
+        raise ConfigError(f"--replicas: expected at least 1, found {options.replicas}")
     release = FleetRelease(
-        bundle_of(given.script, given.in_place),
-        _pairs("--set", given.set),
-        given.num_cpus,
-        given.num_gpus,
-        {name: _number(value) for name, value in _pairs("--resource", given.resource).items()},
-        given.grace,
-        given.max_unavailable,
+        bundle_of(options.script, options.in_place),
+        _pairs("--set", options.set),
+        options.num_cpus,
+        options.num_gpus,
+        {name: _number(value) for name, value in _pairs("--resource", options.resource).items()},
+        options.grace,
+        options.max_unavailable,
     )
-    fleet = fleets.find_or_make(given.name) if given.replicas else fleets.find(given.name)
-    wanted = msgspec.msgpack.encode(release), given.replicas, library_version()
-    fleets.ask(fleet, "want", *wanted)
-    return _wait(given, fleets, fleet)
+    fleet = fleets.find_or_make(options.name) if options.replicas else fleets.find(options.name)
+    target = msgspec.msgpack.encode(release), options.replicas, library_version()
+    fleets.ask(fleet, "want", *target)
+    return _wait(options, fleets, fleet)
 
 
-def rollback(given: argparse.Namespace, fleets: RayFleets) -> int:
+def rollback(options: argparse.Namespace, fleets: RayFleets) -> int:
     """Go back to the release that still serves."""
-    fleet = fleets.find(given.name)
+    fleet = fleets.find(options.name)
     if not fleets.ask(fleet, "roll_back"):
         return fails("cluster", "no other release serves: start one by pipeline cluster update")
-    return _wait(given, fleets, fleet)
+    return _wait(options, fleets, fleet)
 
 
-def scale(given: argparse.Namespace, fleets: RayFleets) -> int:
+def scale(options: argparse.Namespace, fleets: RayFleets) -> int:
     """Change the number of replicas."""
-    if given.replicas < 1:
+    if options.replicas < 1:
         raise ConfigError("scale: expected at least 1; pipeline cluster down ends the fleet")
-    fleet = fleets.find(given.name)
-    fleets.ask(fleet, "want", None, given.replicas, library_version())
-    return _wait(given, fleets, fleet)
+    fleet = fleets.find(options.name)
+    fleets.ask(fleet, "want", None, options.replicas, library_version())
+    return _wait(options, fleets, fleet)
 
 
-def status(given: argparse.Namespace, fleets: RayFleets) -> int:
+def status(options: argparse.Namespace, fleets: RayFleets) -> int:
     """Print how a fleet stands; the status is 0 if it is what is wanted."""
-    view = view_of(fleets, fleets.find(given.name))
-    if given.json:
+    view = view_of(fleets, fleets.find(options.name))
+    if options.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(view)).decode() + "\n")
         return 0 if view.is_reached else 1
     sys.stdout.write(f"{view.name}: {summary(view)}\n")
@@ -183,13 +183,13 @@ def status(given: argparse.Namespace, fleets: RayFleets) -> int:
     return 0 if view.is_reached else 1
 
 
-def down(given: argparse.Namespace, fleets: RayFleets) -> int:
+def down(options: argparse.Namespace, fleets: RayFleets) -> int:
     """End all replicas, and the fleet."""
-    fleet = fleets.find(given.name)
+    fleet = fleets.find(options.name)
     fleets.ask(fleet, "want", None, 0, library_version())
-    if given.no_wait:
+    if options.no_wait:
         return 0
-    if done := _wait(given, fleets, fleet):
+    if done := _wait(options, fleets, fleet):
         return done
     if not fleets.ask(fleet, "end"):
         return fails("cluster", _OTHERS)
@@ -197,19 +197,19 @@ def down(given: argparse.Namespace, fleets: RayFleets) -> int:
     return 0
 
 
-def edge(given: argparse.Namespace, fleets: RayFleets) -> int:
+def edge(options: argparse.Namespace, fleets: RayFleets) -> int:
     """Take requests for a fleet."""
-    fleet = fleets.find(given.name)
-    flags = [f"--listen={given.listen}", *given.flags]
-    if given.grpc_listen:
-        flags.append(f"--grpc-listen={given.grpc_listen}")
+    fleet = fleets.find(options.name)
+    flags = [f"--listen={options.listen}", *options.flags]
+    if options.grpc_listen:
+        flags.append(f"--grpc-listen={options.grpc_listen}")
 
     async def view() -> FleetView:
         nonlocal fleet
         try:
             return await asyncio.to_thread(view_of, fleets, fleet)
         except InitError:  # there may be another one of this name by now
-            fleet = await asyncio.to_thread(fleets.find, given.name)
+            fleet = await asyncio.to_thread(fleets.find, options.name)
             return await asyncio.to_thread(view_of, fleets, fleet)
 
     async def serve() -> None:
@@ -217,8 +217,8 @@ def edge(given: argparse.Namespace, fleets: RayFleets) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stopped.set)
         made = Edge(view, flags)
-        with _overview(given.status, lambda: made.last):
-            sys.stdout.write(f"the edge of {given.name!r} listens on {given.listen}\n")
+        with _overview(options.status, lambda: made.last):
+            sys.stdout.write(f"the edge of {options.name!r} listens on {options.listen}\n")
             sys.stdout.flush()
             await made.run(stopped)
 
@@ -243,14 +243,16 @@ def _overview(address: str, view: Callable[[], FleetView | None]) -> Any:
         made.close()
 
 
-def local(given: argparse.Namespace) -> int:
+def local(options: argparse.Namespace) -> int:
     """Start a Ray cluster of several nodes on this machine, for trials, and wait."""
     from pipeline.cluster.ray_fleet import LocalCluster
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # at any moment: no process stays
-    with LocalCluster(given.nodes, given.num_cpus) as address:
+    with LocalCluster(options.nodes, options.num_cpus) as address:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has put its own there
-        sys.stdout.write(f"a Ray cluster of {given.nodes} nodes is at {address}; Ctrl-C ends it\n")
+        sys.stdout.write(
+            f"a Ray cluster of {options.nodes} nodes is at {address}; Ctrl-C ends it\n"
+        )
         sys.stdout.flush()
         with contextlib.suppress(KeyboardInterrupt):
             signal.pause()
@@ -262,11 +264,11 @@ def view_of(fleets: RayFleets, fleet: Any) -> FleetView:
     return msgspec.json.decode(fleets.ask(fleet, "view"), type=FleetView)
 
 
-def _wait(given: argparse.Namespace, fleets: RayFleets, fleet: Any) -> int:
+def _wait(options: argparse.Namespace, fleets: RayFleets, fleet: Any) -> int:
     """Wait until a fleet is what is wanted, and say what changes; the exit status."""
-    if given.no_wait:
+    if options.no_wait:
         return 0
-    ends, shown = time.monotonic() + given.timeout, ""
+    ends, shown = time.monotonic() + options.timeout, ""
     wanted = view_of(fleets, fleet).wanted
     while True:
         view = view_of(fleets, fleet)
@@ -282,14 +284,14 @@ def _wait(given: argparse.Namespace, fleets: RayFleets, fleet: Any) -> int:
         if view.is_stuck:
             return fails("cluster", f"the release fails:\n{view.reason}")
         if time.monotonic() >= ends:
-            return fails("cluster", f"not complete after {given.timeout:g} s; it continues")
+            return fails("cluster", f"not complete after {options.timeout:g} s; it continues")
         time.sleep(_LOOK_S)
 
 
-def _pairs(option: str, given: Sequence[str]) -> dict[str, str]:
-    pairs = dict(pair.partition("=")[::2] for pair in given)
-    if not all("=" in pair for pair in given):
-        raise ConfigError(f"{option}: expected NAME=VALUE, found {' '.join(given)}")
+def _pairs(option: str, values: Sequence[str]) -> dict[str, str]:
+    pairs = dict(pair.partition("=")[::2] for pair in values)
+    if not all("=" in pair for pair in values):
+        raise ConfigError(f"{option}: expected NAME=VALUE, found {' '.join(values)}")
     return pairs
 
 

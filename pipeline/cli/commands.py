@@ -14,14 +14,14 @@ from pipeline.system.script import ScriptNotFoundError
 def run(arguments: Sequence[str]) -> int:
     """Run `run SCRIPT ...` or `run -m MODULE ...`; the script may end with a status of its own."""
     parser = run_parser()
-    given = parser.parse_args(list(arguments))
-    if given.script is None and not given.module:
+    options = parser.parse_args(list(arguments))
+    if options.script is None and not options.module:
         parser.error("a script is missing, or -m MODULE")
     try:
-        if given.module:
-            run_module(given.module[0], given.module[1:])
+        if options.module:
+            run_module(options.module[0], options.module[1:])
         else:
-            run_script(given.script, given.arguments)
+            run_script(options.script, options.arguments)
     except ScriptNotFoundError as error:
         return fails("run", str(error), WRONG_USAGE)
     return 0
@@ -60,19 +60,19 @@ def analyse(arguments: Sequence[str]) -> int:
     from pipeline.observe.analysis.analyst import Analyst
     from pipeline.observe.analysis.report import report_json, report_text
 
-    given = analyse_parser().parse_args(arguments)
-    analyst = Analyst(given.file)
+    options = analyse_parser().parse_args(arguments)
+    analyst = Analyst(options.file)
     try:
         figures = analyst.figures
-        advice = advise(figures, given.qps)
-        if given.trace is not None:
-            analyst.save_trace(given.trace)
+        advice = advise(figures, options.qps)
+        if options.trace is not None:
+            analyst.save_trace(options.trace)
     except OSError as error:
         return fails("analyse", f"{error.filename}: {error.strerror}")
-    if given.json:
+    if options.json:
         sys.stdout.write(report_json(figures, advice).decode())
     else:
-        sys.stdout.write(report_text(given.file, figures, advice, analyst.profile.damaged))
+        sys.stdout.write(report_text(options.file, figures, advice, analyst.profile.damaged))
     return 0 if figures.requests else FAILED
 
 

@@ -20,8 +20,8 @@ _INSTALL = {
 
 def completion(arguments: Sequence[str]) -> int:
     """Print the script of a shell; the exit status."""
-    given = completion_parser().parse_args(list(arguments))
-    sys.stdout.write(shtab.complete(_all_commands(), given.shell) + "\n")
+    options = completion_parser().parse_args(list(arguments))
+    sys.stdout.write(shtab.complete(_all_commands(), options.shell) + "\n")
     return 0
 
 

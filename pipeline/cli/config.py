@@ -26,8 +26,8 @@ _SCRIPT_SUFFIX = ".py"
 
 def config(arguments: Sequence[str]) -> int:
     """Run `pipeline config show|schema`; the exit status."""
-    given = config_parser().parse_args(list(arguments))
-    status: int = given.work(given)
+    options = config_parser().parse_args(list(arguments))
+    status: int = options.work(options)
     return status
 
 
@@ -55,15 +55,15 @@ def config_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _schema(given: argparse.Namespace) -> int:
+def _schema(options: argparse.Namespace) -> int:
     sys.stdout.write(encoded(config_schema()).decode())
     return 0
 
 
-def _show(given: argparse.Namespace) -> int:
-    use(given.profile, given.set)
+def _show(options: argparse.Namespace) -> int:
+    use(options.profile, options.set)
     try:
-        file, constructors = given.file, None
+        file, constructors = options.file, None
         if file.endswith(_SCRIPT_SUFFIX):
             file, constructors = constructors_of(file)
         source, overrides = read_layers(ServiceConfig, file, None, layers_here())
@@ -73,8 +73,8 @@ def _show(given: argparse.Namespace) -> int:
         source if constructors is None else merged(source, without(constructors, overrides))
     )
     rows = rows_of(merged_source, ServiceConfig)
-    shown = without_defaults(rows) if given.given else list(rows)
-    sys.stdout.write(_json(shown) if given.json else "".join(map(_line, shown)))
+    shown = without_defaults(rows) if options.given else list(rows)
+    sys.stdout.write(_json(shown) if options.json else "".join(map(_line, shown)))
     try:
         config_of(source, overrides)
     except ConfigError as error:
@@ -124,7 +124,11 @@ def constructors_of(script: str) -> tuple[str, ConfigSource]:
         raise ConfigError(f"{script} ended without running a server")
     if config.source == "yml_dict":
         raise ConfigError(f"{script}: its configuration is a dict, so there is no file to show")
-    arguments = {op.name: _said(op) for graph in server._graphs.values() for op in graph.all_ops}
+    arguments = {
+        op.name: _constructor_values(op)
+        for graph in server._graphs.values()
+        for op in graph.all_ops
+    }
     origins: dict[KeyPath, str] = {
         ("op", name, key): f"constructor of Op {name!r}"
         for name in arguments
@@ -133,17 +137,17 @@ def constructors_of(script: str) -> tuple[str, ConfigSource]:
     return config.source, ConfigSource(script, {"op": arguments}, origins=origins)
 
 
-def _said(op: Op) -> dict[str, Any]:
+def _constructor_values(op: Op) -> dict[str, Any]:
     """Return what an Op's constructor says, by the keys of config.yml."""
-    given = {key: value for key, value in op.pipeline_given.items() if value is not None}
-    handler: Any = given.pop("local_service_handler", None)
+    values = {key: value for key, value in op.pipeline_given.items() if value is not None}
+    handler: Any = values.pop("local_service_handler", None)
     if handler is not None:
         settings: Mapping[str, Any] = handler.as_settings()
-        given["local_service_conf"] = {k: v for k, v in settings.items() if v is not None}
-    if isinstance(strategy := given.get("sequence"), str):
-        given["sequence"] = {"strategy": strategy}
-    if "dynamic_batching" in given:
-        given["batching"] = "dynamic"
-    if given.get("retry") == 0:  # stands for not given
-        del given["retry"]
-    return given
+        values["local_service_conf"] = {k: v for k, v in settings.items() if v is not None}
+    if isinstance(strategy := values.get("sequence"), str):
+        values["sequence"] = {"strategy": strategy}
+    if "dynamic_batching" in values:
+        values["batching"] = "dynamic"
+    if values.get("retry") == 0:  # stands for not given
+        del values["retry"]
+    return values

@@ -32,30 +32,30 @@ _WHERE_FROM = """\
 
 def dockerize(arguments: Sequence[str]) -> int:
     """Run `pipeline dockerize`; the exit status."""
-    given = dockerize_parser().parse_args(list(arguments))
-    folder = Path(given.folder)
+    options = dockerize_parser().parse_args(list(arguments))
+    folder = Path(options.folder)
     try:
         files = _files(folder)
-        kept = [name for name in files if (folder / name).exists() and not given.force]
-        if (folder / _REQUIREMENTS).exists() and _REQUIREMENTS not in kept:
-            kept.append(_REQUIREMENTS)  # the user's, who knows what the service imports
-        if len(kept) == len(files):
-            raise ConfigError(f"{folder / kept[0]} is there already: --force replaces it")
-        write_files(folder, {name: data for name, data in files.items() if name not in kept})
+        existing = [name for name in files if (folder / name).exists() and not options.force]
+        if (folder / _REQUIREMENTS).exists() and _REQUIREMENTS not in existing:
+            existing.append(_REQUIREMENTS)  # the user's, who knows what the service imports
+        if len(existing) == len(files):
+            raise ConfigError(f"{folder / existing[0]} is there already: --force replaces it")
+        write_files(folder, {name: data for name, data in files.items() if name not in existing})
     except ConfigError as error:
         return fails("dockerize", str(error))
     except OSError as error:
         return fails("dockerize", f"{error.filename}: {error.strerror}")
-    _tell(folder, files, kept)
+    _report(folder, files, existing)
     return 0
 
 
-def _tell(folder: Path, files: Mapping[str, bytes], kept: Collection[str]) -> None:
+def _report(folder: Path, files: Mapping[str, bytes], existing: Collection[str]) -> None:
     """Print what was written and what was not, and what is to be done."""
-    written = ", ".join(str(folder / name) for name in files if name not in kept)
+    written = ", ".join(str(folder / name) for name in files if name not in existing)
     lines = [f"written: {written}"]
-    lines += [f"kept: {folder / name}, which was there already" for name in kept]
-    if _REQUIREMENTS not in kept:
+    lines += [f"kept: {folder / name}, which was there already" for name in existing]
+    if _REQUIREMENTS not in existing:
         lines.append(f"add what the service imports: {folder / _REQUIREMENTS}")
     elif (line := files[_REQUIREMENTS].decode().splitlines()[-1]) and not _has_pin(folder, line):
         lines.append(f"{folder / _REQUIREMENTS} needs this line for the library:\n  {line}")
@@ -112,13 +112,13 @@ def _files(folder: Path) -> dict[str, bytes]:
     if not (folder / _CONFIG).is_file():
         return docker_files(_RPC_PORT, _HTTP_PORT)
     source, _ = read_layers(ServiceConfig, folder / _CONFIG, None, NO_LAYERS)
-    given = source.data if isinstance(source.data, dict) else {}
-    http_port = given.get("http_port")
+    values = source.data if isinstance(source.data, dict) else {}
+    http_port = values.get("http_port")
     if not isinstance(http_port, int) or http_port <= 0:
         raise ConfigError(
             f"{source.place(('http_port',))}: the image's healthcheck needs a fixed port"
         )
-    rpc_port = given.get("rpc_port")
+    rpc_port = values.get("rpc_port")
     return docker_files(rpc_port if isinstance(rpc_port, int) else http_port + 1, http_port)
 
 

@@ -107,7 +107,7 @@ class _Loop:
         return 0.0
 
 
-def _never(self: object, *given: object) -> None:
+def _never(self: object, *arguments: object) -> None:
     """Be there: it is for Ops that are at work."""
 
 

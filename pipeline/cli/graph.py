@@ -44,18 +44,18 @@ _POLL_INTERVAL_S = 0.01
 
 def graph(arguments: Sequence[str]) -> int:
     """Run `pipeline graph` with these arguments; the exit status."""
-    given = _graph_arguments(arguments)
+    options = _graph_arguments(arguments)
     before = _threads()
-    status = _draw(given)
+    status = _draw(options)
     if _threads() - before:  # the script's: Python would wait for them
         sys.stdout.flush()
         os._exit(status)
     return status
 
 
-def _draw(given: argparse.Namespace) -> int:
+def _draw(options: argparse.Namespace) -> int:
     try:
-        server = server_of(given.is_module, given.script, given.arguments)
+        server = server_of(options.is_module, options.script, options.arguments)
     except ScriptNotFoundError as error:
         return fails("graph", str(error), WRONG_USAGE)
     except PipelineError as error:
@@ -63,12 +63,12 @@ def _draw(given: argparse.Namespace) -> int:
     if server is None or (config := server._config) is None:
         return fails(
             "graph",
-            f"{given.script} ended without running a server. Its last call must be run_server() "
+            f"{options.script} ended without running a server. Its last call must be run_server() "
             "of a PipelineServer, or run_service() of a WebService.",
         )
     for name, graph in server._graphs.items():
-        drawing = drawing_of(graph, name or given.script, fused(graph, config.dag))
-        sys.stdout.write(FORMATS[given.format](drawing))
+        drawing = drawing_of(graph, name or options.script, fused(graph, config.dag))
+        sys.stdout.write(FORMATS[options.format](drawing))
     ops = {op.name: op.pipeline_config for graph in server._graphs.values() for op in graph.ops}
     # What `prepare_server` has not logged.
     for warning in (*unknown_ops(config, list(ops)), *batch_fill_warnings(config, ops)):
@@ -122,9 +122,9 @@ def _graph_arguments(arguments: Sequence[str]) -> argparse.Namespace:
             ours.append(word)
         else:
             words.append(word)
-    given = graph_parser().parse_args([*words[:1], *ours])
-    given.arguments = words[1:]
-    return given
+    options = graph_parser().parse_args([*words[:1], *ours])
+    options.arguments = words[1:]
+    return options
 
 
 def server_of(is_module: bool, script: str, arguments: Sequence[str]) -> PipelineServer | None:
@@ -243,9 +243,9 @@ def _place(error: BaseException) -> str:
 
 def check(arguments: Sequence[str]) -> int:
     """Run `pipeline check` with these arguments; the exit status."""
-    given = check_parser().parse_args(list(arguments))
-    use(given.profile, given.set)
-    return max(_check_file(file, given.strict) for file in given.files)
+    options = check_parser().parse_args(list(arguments))
+    use(options.profile, options.set)
+    return max(_check_file(file, options.strict) for file in options.files)
 
 
 def check_parser() -> argparse.ArgumentParser:

@@ -25,16 +25,16 @@ _HIDDEN = {"gitignore": ".gitignore"}
 
 def init(arguments: Sequence[str]) -> int:
     """Run `pipeline init`; the exit status."""
-    given = init_parser().parse_args(list(arguments))
-    folder = Path(given.folder)
-    name = given.name or folder.resolve().name
+    options = init_parser().parse_args(list(arguments))
+    folder = Path(options.folder)
+    name = options.name or folder.resolve().name
     try:
         write_new(folder, service_files(name))
     except ConfigError as error:
         return fails("init", str(error))
     except OSError as error:
         return fails("init", f"{error.filename}: {error.strerror}")
-    enter = "" if folder.resolve() == Path.cwd() else f"cd {given.folder} && "
+    enter = "" if folder.resolve() == Path.cwd() else f"cd {options.folder} && "
     sys.stdout.write(
         f"wrote {folder / 'web_server.py'} and its files.\n"
         f"  test it:  {enter}pytest\n"

@@ -116,22 +116,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     As argparse has it, SystemExit ends it where a sub-command prints its help or is given wrong
     options.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] in (["-h"], ["--help"], ["help"]):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] in (["-h"], ["--help"], ["help"]):
         sys.stdout.write(usage())
         return 0
-    if given[:1] in (["-V"], ["--version"]):
+    if words[:1] in (["-V"], ["--version"]):
         library = importlib.import_module(__name__.partition(".")[0])
         python = f"{platform.python_implementation()} {platform.python_version()}"
         sys.stdout.write(f"{PROGRAM} {library.__version__} ({python})\n")
         return 0
-    if not given:
+    if not words:
         sys.stderr.write(usage())
         return WRONG_USAGE
-    command = COMMANDS.get(given[0])
+    command = COMMANDS.get(words[0])
     if command is None:
-        hint = did_you_mean(given[0], COMMANDS) or f"; {PROGRAM} --help lists them"
-        sys.stderr.write(f"{PROGRAM}: there is no command {given[0]!r}{hint}\nusage: {_LINE}\n")
+        hint = did_you_mean(words[0], COMMANDS) or f"; {PROGRAM} --help lists them"
+        sys.stderr.write(f"{PROGRAM}: there is no command {words[0]!r}{hint}\nusage: {_LINE}\n")
         return WRONG_USAGE
     if arguments is None and command.is_on_huge_pages:
         run_on_huge_pages()
@@ -139,9 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault(variable, value)
     run: Callable[[Sequence[str]], int] = pkgutil.resolve_name(command.run)
     try:
-        return run(given[1:])
+        return run(words[1:])
     except KeyboardInterrupt:
-        sys.stderr.write(f"{PROGRAM} {given[0]}: interrupted\n")
+        sys.stderr.write(f"{PROGRAM} {words[0]}: interrupted\n")
         return INTERRUPTED
 
 

@@ -57,7 +57,7 @@ class Reloader:
     ) -> None:
         self._start = start
         self._changed = changed
-        self._say = say
+        self._report = say
         self._ports: Ports = {}
         self._serving: ServerProcess | None = None
         self._starting: ServerProcess | None = start({})
@@ -69,12 +69,12 @@ class Reloader:
         changed = self._changed()
         if changed:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            self._say(f"{changed[0]}{more} changed")
+            self._report(f"{changed[0]}{more} changed")
             self._leave(self._starting)
             self._starting = self._start(self._ports)
         self._look_at_start()
         if self._serving is not None and (status := self._serving.status()) is not None:
-            self._say(f"the server has ended (status {status}); waiting for a change")
+            self._report(f"the server has ended (status {status}); waiting for a change")
             self._serving = None
         self._leaving = [release for release in self._leaving if release.status() is None]
 
@@ -84,16 +84,18 @@ class Reloader:
         ports = self._starting.ports()
         if ports is not None:
             if self._serving is not None:
-                self._say("the new server has taken over")
+                self._report("the new server has taken over")
             elif not self._ports and (port := self._starting.shared_port()):
-                self._say(f"port {port} is also another server's: stop that server, or use --port")
+                self._report(
+                    f"port {port} is also another server's: stop that server, or use --port"
+                )
                 self.is_unwanted = True
             self._leave(self._serving)
             self._ports = ports
             self._serving, self._starting = self._starting, None
         elif (status := self._starting.status()) is not None:
             other = "the previous server continues" if self._serving else "waiting for a change"
-            self._say(f"the server could not start (status {status}); {other}")
+            self._report(f"the server could not start (status {status}); {other}")
             self._starting = None
 
     def stop(self) -> None:
@@ -137,8 +139,8 @@ def serve_and_reload(
         def changed() -> list[str]:
             return [name for watch in watches for name in watch.changed()]
 
-        reloader = Reloader(start, changed, _say)
-        _say(f"watching {', '.join(map(str, folders))}; stop with Ctrl-C")
+        reloader = Reloader(start, changed, _report)
+        _report(f"watching {', '.join(map(str, folders))}; stop with Ctrl-C")
         while not signals and not reloader.is_unwanted:
             reloader.tick()
             stop.wait(_POLL_INTERVAL_S)
@@ -168,9 +170,9 @@ def _command(
     root = str(Path(__file__).resolve().parents[2])
     overlap = ["reuse_port=true", f"drain_delay={_DRAIN_DELAY_MS}"]
     named = [word for profile in profiles or () for word in ("--profile", profile)]
-    given = [word for setting in (*overlap, *settings) for word in ("--set", setting)]
+    options = [word for setting in (*overlap, *settings) for word in ("--set", setting)]
     first = [sys.executable, "-c", _FIRST_LINES.format(root=root)]
-    return [*first, "serve", *scripts, "--parent", str(os.getpid()), *named, *given, "--", *words]
+    return [*first, "serve", *scripts, "--parent", str(os.getpid()), *named, *options, "--", *words]
 
 
 class ServerProcess:
@@ -228,7 +230,7 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     say_on_stderr(f"reload: {text}")
 
 

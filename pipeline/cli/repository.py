@@ -88,7 +88,7 @@ _REFUSED = {
 def repository(arguments: Sequence[str]) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code: 0; 1: it could not start."""
     parser = repository_parser()
-    given, others = parser.parse_known_args(arguments)
+    options, others = parser.parse_known_args(arguments)
     left = [other for other in others if _name(other) not in _UNUSED]
     refused = [name for name in map(_name, left) if name in _REFUSED]
     if refused:
@@ -98,9 +98,9 @@ def repository(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{parser.prog}: unknown: {' '.join(left)}; --help shows all flags\n")
         return _FAILED
     try:
-        serve(settings_of(given))
+        serve(settings_of(options))
     except PortInUseError as error:
-        sys.stderr.write(f"error: {_collision(given, error)}\n")
+        sys.stderr.write(f"error: {_collision(options, error)}\n")
         return _FAILED
     except PipelineError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -108,10 +108,13 @@ def repository(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _collision(given: argparse.Namespace, error: PortInUseError) -> str:
+def _collision(options: argparse.Namespace, error: PortInUseError) -> str:
     """Return what Triton says of a port that is another server's."""
-    metrics = given.metrics_address or given.http_address
-    services = {"rpc_port": ("GRPC", given.grpc_address), "http_port": ("HTTP", given.http_address)}
+    metrics = options.metrics_address or options.http_address
+    services = {
+        "rpc_port": ("GRPC", options.grpc_address),
+        "http_port": ("HTTP", options.http_address),
+    }
     name, address = services.get(error.key, ("Metrics", metrics))
     text = f"Unavailable - Socket '{address}:{error.port}' already in use"
     return f"failed to start {name} service: {text}"
@@ -238,76 +241,80 @@ _YES: dict[str, Any] = {**_NO, "default": True}
 _SEVERAL: dict[str, Any] = {"action": "append", "default": []}
 
 
-def settings_of(given: argparse.Namespace) -> RepositorySettings:
+def settings_of(options: argparse.Namespace) -> RepositorySettings:
     """Return what the flags say. Raises ConfigError: something that there is not."""
-    older = {name: getattr(given, f"trace_{name}".replace("-", "_")) for name in _OLDER_TRACES}
-    traces = traces_of(given.trace_config, older)
+    older = {name: getattr(options, f"trace_{name}".replace("-", "_")) for name in _OLDER_TRACES}
+    traces = traces_of(options.trace_config, older)
     os.environ.update(traces.environment)
     server: dict[str, Any] = {
-        "http_host": _host(given.http_address),
-        "rpc_host": _host(given.grpc_address),
-        "http_port": given.http_port if given.allow_http else 0,
-        "rpc_port": given.grpc_port if given.allow_grpc else 0,
-        "reuse_port": given.reuse_http_port or given.reuse_grpc_port,
-        **_doors(given),
+        "http_host": _host(options.http_address),
+        "rpc_host": _host(options.grpc_address),
+        "http_port": options.http_port if options.allow_http else 0,
+        "rpc_port": options.grpc_port if options.allow_grpc else 0,
+        "reuse_port": options.reuse_http_port or options.reuse_grpc_port,
+        **_doors(options),
     }
-    ports: dict[Any, bool] = {"http_port": given.allow_http, "rpc_port": given.allow_grpc}
-    if given.http_max_input_size is not None:
-        server["max_message_bytes"] = given.http_max_input_size
-    server["cache"] = cache_settings(given.cache_config, given.response_cache_byte_size)
-    resources = list(map(resource_of, given.rate_limit_resource))
-    server["rate_limit"] = {"mode": given.rate_limit, "resources": resources}
+    ports: dict[Any, bool] = {"http_port": options.allow_http, "rpc_port": options.allow_grpc}
+    if options.http_max_input_size is not None:
+        server["max_message_bytes"] = options.http_max_input_size
+    server["cache"] = cache_settings(options.cache_config, options.response_cache_byte_size)
+    resources = list(map(resource_of, options.rate_limit_resource))
+    server["rate_limit"] = {"mode": options.rate_limit, "resources": resources}
     dag: dict[str, Any] = {}
-    patterns = {given.http_header_forward_pattern, given.grpc_header_forward_pattern} - {""}
+    patterns = {options.http_header_forward_pattern, options.grpc_header_forward_pattern} - {""}
     if patterns:
         dag["forward_headers"] = "|".join(map(_grouped, sorted(patterns)))
-    if given.allow_metrics:
-        address = given.http_address if given.metrics_address is None else given.metrics_address
+    if options.allow_metrics:
+        address = (
+            options.http_address if options.metrics_address is None else options.metrics_address
+        )
         dag |= {
             "enable_prometheus": True,
-            "prometheus_port": given.metrics_port,
+            "prometheus_port": options.metrics_port,
             "prometheus_host": _host(address),
         }
     server["restricted_apis"] = {
-        "http": _restrictions("--http-restricted-api", given.http_restricted_api),
+        "http": _restrictions("--http-restricted-api", options.http_restricted_api),
         "grpc": _restrictions(
             "--grpc-restricted-protocol",
-            given.grpc_restricted_protocol,
+            options.grpc_restricted_protocol,
             "triton-grpc-protocol-",
         ),
     }
-    server |= {**traces.keys, "metrics": metrics_of(given.metrics_config)}
-    if given.allow_client_shm is not None:
-        server["client_shared_memory"] = {"allow": given.allow_client_shm}
-    server |= {"dag": dag, "stop_grace_period": round(given.exit_timeout_secs * 1000)}
-    completes = not (given.strict_model_config or given.disable_auto_complete_config)
+    server |= {**traces.keys, "metrics": metrics_of(options.metrics_config)}
+    if options.allow_client_shm is not None:
+        server["client_shared_memory"] = {"allow": options.allow_client_shm}
+    server |= {"dag": dag, "stop_grace_period": round(options.exit_timeout_secs * 1000)}
+    completes = not (options.strict_model_config or options.disable_auto_complete_config)
     control = ControlSettings(
-        tuple(dict.fromkeys(Path(path) for path in given.model_repository)),  # each once
-        given.model_control_mode,
-        tuple(given.load_model),
-        given.repository_poll_secs,
+        tuple(dict.fromkeys(Path(path) for path in options.model_repository)),  # each once
+        options.model_control_mode,
+        tuple(options.load_model),
+        options.repository_poll_secs,
         completes,
-        given.strict_readiness,
-        given.exit_on_error,
-        server_name=given.id,
-        is_namespaced=given.model_namespacing,
-        max_instances=given.max_instances,
-        backend_directory=given.backend_directory,
+        options.strict_readiness,
+        options.exit_on_error,
+        server_name=options.id,
+        is_namespaced=options.model_namespacing,
+        max_instances=options.max_instances,
+        backend_directory=options.backend_directory,
     )
     closed = tuple(key for key, is_open in ports.items() if not is_open)
-    kinds = LogSwitches(given.log_info, given.log_warning, given.log_error, given.log_verbose)
-    return RepositorySettings(control, server, given.log_file, given.log_verbose, kinds, closed)
+    kinds = LogSwitches(
+        options.log_info, options.log_warning, options.log_error, options.log_verbose
+    )
+    return RepositorySettings(control, server, options.log_file, options.log_verbose, kinds, closed)
 
 
-def _doors(given: argparse.Namespace) -> dict[str, Any]:
+def _doors(options: argparse.Namespace) -> dict[str, Any]:
     """Return who takes requests, and how many processes answer them. Raises ConfigError."""
-    if given.replicas <= 1:
-        http = "gateway" if given.edge == "gateway" else "embedded"
-        return {"edge": given.edge, "http_server": http}
-    if given.edge == "embedded":
+    if options.replicas <= 1:
+        http = "gateway" if options.edge == "gateway" else "embedded"
+        return {"edge": options.edge, "http_server": http}
+    if options.edge == "embedded":
         raise ConfigError("--replicas: they need the gateway in front of them, see --edge")
     gateway = {"edge": "gateway", "http_server": "gateway"}
-    return {**gateway, "build_dag_each_worker": True, "worker_num": given.replicas}
+    return {**gateway, "build_dag_each_worker": True, "worker_num": options.replicas}
 
 
 def _grouped(pattern: str) -> str:
@@ -344,7 +351,7 @@ _FORM = "--cache-config option format is '<cache name>,<setting>=<value>'"
 _REQUIRED_OF_REDIS = ("host", "port")
 
 
-def cache_settings(given: Sequence[str], byte_size: int | None) -> dict[str, dict[str, Any]]:
+def cache_settings(values: Sequence[str], byte_size: int | None) -> dict[str, dict[str, Any]]:
     """Return what `cache` of config.yml says; empty: answers are kept nowhere.
 
     Args:
@@ -354,7 +361,7 @@ def cache_settings(given: Sequence[str], byte_size: int | None) -> dict[str, dic
     Raises:
         ConfigError: in Triton's words.
     """
-    if byte_size is not None and given:
+    if byte_size is not None and values:
         raise ConfigError(
             "Incompatible flags --response-cache-byte-size and --cache-config both provided. "
             "Please provide one or the other."
@@ -362,7 +369,7 @@ def cache_settings(given: Sequence[str], byte_size: int | None) -> dict[str, dic
     if byte_size is not None:
         return {"local": {"size": byte_size}} if byte_size > 0 else {}
     caches: dict[str, dict[str, Any]] = {}
-    for text in given:
+    for text in values:
         name, setting, value = _parted(text)
         caches.setdefault(name, {})[setting] = _number(name, setting, value)
     if len(caches) > 1:
@@ -434,7 +441,7 @@ _OTEL = {
 _TRACES_FORM = "--trace-config option format is '<trace mode>,<setting>=<value>'"
 
 
-def metrics_of(given: Sequence[str]) -> dict[str, Any]:
+def metrics_of(values: Sequence[str]) -> dict[str, Any]:
     """Return what `--metrics-config` asks for, as "summary_latencies=true": keys of config.yml.
 
     Unknown names are ignored, and wrong quantiles are logged, as in Triton.
@@ -443,7 +450,7 @@ def metrics_of(given: Sequence[str]) -> dict[str, Any]:
         ConfigError: one is not a setting, in Triton's words.
     """
     metrics: dict[str, Any] = {"histogram_latencies": False}
-    for text in given:
+    for text in values:
         setting, _, value = text.partition("=")
         if not (setting and value) or "," in setting:
             raise ConfigError(f"{_METRICS_FORM}. Got {text}")

@@ -21,20 +21,20 @@ _PR_SET_PDEATHSIG = 1
 
 def serve(arguments: Sequence[str]) -> int:
     """Run `pipeline serve`; the script may end with a status of its own."""
-    given, words = _arguments(arguments)
-    named = given.scripts or [SCRIPT]
+    options, words = _arguments(arguments)
+    named = options.scripts or [SCRIPT]
     scripts = [str(Path(name, SCRIPT)) if Path(name).is_dir() else name for name in named]
-    settings = [*_settings(given), *given.set]
+    settings = [*_settings(options), *options.set]
     try:
         for script in scripts:
             check_script(script)
-        if given.reload:
+        if options.reload:
             from pipeline.cli.reload import serve_and_reload  # here: no other start needs it
 
-            return serve_and_reload(scripts, words, settings, given.profile)
-        if given.parent:
-            _end_with(given.parent)
-        use(given.profile, settings)
+            return serve_and_reload(scripts, words, settings, options.profile)
+        if options.parent:
+            _end_with(options.parent)
+        use(options.profile, settings)
         if len(scripts) == 1:
             run_script(scripts[0], words)
         else:
@@ -123,13 +123,13 @@ def _arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     return serve_parser().parse_args(ours), words
 
 
-def _settings(given: argparse.Namespace) -> list[str]:
+def _settings(options: argparse.Namespace) -> list[str]:
     """Return what `--host` and `--port` stand for, as `--set` has it."""
     settings = []
-    if given.host is not None:
-        settings += [f"host={given.host}", "rpc_host=", "http_host="]
-    if given.port is not None:
-        settings += [f"http_port={given.port}", "rpc_port="]
+    if options.host is not None:
+        settings += [f"host={options.host}", "rpc_host=", "http_host="]
+    if options.port is not None:
+        settings += [f"http_port={options.port}", "rpc_port="]
     return settings
 
 

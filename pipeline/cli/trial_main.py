@@ -129,8 +129,8 @@ def _change(ops: Mapping[str, OpValues]) -> None:
         data = changed(source.data, ops)
         return config_of(msgspec.structs.replace(source, data=data), overrides)
 
-    def resolve(name: str, given: Mapping[str, object], config: ServiceConfig) -> OpConfig:
-        others = {key: value for key, value in given.items() if key not in ops.get(name, {})}
+    def resolve(name: str, values: Mapping[str, object], config: ServiceConfig) -> OpConfig:
+        others = {key: value for key, value in values.items() if key not in ops.get(name, {})}
         return resolve_op(name, others, config)
 
     for function, replaced in ((load, "load_config"), (resolve, "resolve_op")):

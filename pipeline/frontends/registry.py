@@ -190,8 +190,8 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
             forwarding,
         )
     restricts = bool(config.restricted_apis.grpc or config.restricted_apis.http)
-    asked = _http(context, f"{UNIX}{paths.http}", 0)
-    methods.append(LinkMethod(POST, PostCall, PostService(asked.heads, offload)))
+    http_frontend = _http(context, f"{UNIX}{paths.http}", 0)
+    methods.append(LinkMethod(POST, PostCall, PostService(http_frontend.heads, offload)))
     linked = LinkFrontend(
         methods,
         paths.link,
@@ -201,7 +201,7 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
         memory=context.memory,
         own_memory_bytes=config.dag.shared_memory_mib * 2**20,
     )
-    return InternalFrontends([linked, asked], paths)
+    return InternalFrontends([linked, http_frontend], paths)
 
 
 def metrics(context: FrontendContext, options: None) -> Frontend | None:

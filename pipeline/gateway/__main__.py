@@ -17,11 +17,11 @@ _WRONG_USE = 2  # as the binary itself says
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the gateway; returns only if that is impossible, with the exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
+    words = sys.argv[1:] if arguments is None else arguments
     try:
         binary = find_binary()
         try:
-            os.execv(binary, [binary.name, *given])
+            os.execv(binary, [binary.name, *words])
         except OSError as error:
             raise cannot_run(binary, error) from error
     except InitError as error:

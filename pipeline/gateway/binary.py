@@ -29,9 +29,9 @@ _NOT_FOR_US = {
 
 def find_binary() -> Path:
     """Return the path of the gateway's binary. Raises InitError that says how to get it."""
-    given = os.environ.get(VARIABLE)
-    path = Path(given).absolute() if given else BINARY
-    origin = f"{VARIABLE}: " if given else ""
+    path_text = os.environ.get(VARIABLE)
+    path = Path(path_text).absolute() if path_text else BINARY
+    origin = f"{VARIABLE}: " if path_text else ""
     if not path.is_file():
         raise InitError(f"{origin}there is no gateway binary {path}. {_ADVICE}")
     if not os.access(path, os.X_OK):

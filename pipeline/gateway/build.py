@@ -156,9 +156,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "go.sum pins; GOPROXY in the environment says from where.",
     )
     parser.add_argument("--out", type=Path, help=f"file to write (default: {BINARY})")
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     try:
-        binary = build(given.out)
+        binary = build(options.out)
     except BuildError as error:
         sys.stderr.write(f"{parser.prog}: {error}\n")
         return 1

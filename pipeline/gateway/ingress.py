@@ -68,21 +68,21 @@ def with_edge(config: ServiceConfig) -> ServiceConfig:
 def taken_by_gateway(config: ServiceConfig) -> frozenset[str]:
     """Return which of "HTTP" and "gRPC" the gateway takes; none: the server takes them itself."""
     config = with_edge(config)
-    wanted = {
+    ports = {
         "gRPC": (config.rpc_port, config.edge),
         "HTTP": (config.http_port, config.http_server or config.edge),
     }
     return frozenset(
-        name for name, (port, taker) in wanted.items() if port is not None and taker == "gateway"
+        name for name, (port, taker) in ports.items() if port is not None and taker == "gateway"
     )
 
 
 def check_access(config: ServiceConfig, taken: frozenset[str]) -> None:
     """Raise ConfigError where `access` or `tls` is wrong, or nobody sees to it."""
     ports = {"gRPC": config.rpc_port, "HTTP": config.http_port}
-    asked = {name for name, port in ports.items() if port is not None}
-    fault = fault_of_access(config.access, config.tls, asked <= taken)
-    if not fault and config.admin_port is not None and not asked <= taken:
+    open_ports = {name for name, port in ports.items() if port is not None}
+    fault = fault_of_access(config.access, config.tls, open_ports <= taken)
+    if not fault and config.admin_port is not None and not open_ports <= taken:
         fault = "admin_port: it is the gateway's to see to: set edge: gateway, for all ports"
     if fault:
         raise ConfigError(f"{config.source}: {fault}")
@@ -90,7 +90,9 @@ def check_access(config: ServiceConfig, taken: frozenset[str]) -> None:
     if config.admin_port is not None:
         hosts.append(config.admin_host)
     if not all(map(is_loopback, hosts)) and config.access.anonymous == ROLES:
-        doors = "" if asked <= taken else "; without edge: gateway it is for trusted networks only"
+        doors = (
+            "" if open_ports <= taken else "; without edge: gateway it is for trusted networks only"
+        )
         _LOGGER.warning(
             "%s: every caller that reaches this server may do anything%s: see docs/security.md",
             config.source, doors,

@@ -375,10 +375,10 @@ def select(
     models_found = [model for model in ordered if model.name == name]
     if not models_found:
         raise StatisticsError(f"requested model '{name}' is not available")
-    wanted = [model for model in models_found if number is None or model.version == str(number)]
-    if not wanted:
+    selected = [model for model in models_found if number is None or model.version == str(number)]
+    if not selected:
         raise StatisticsError(f"requested model version is not available for model '{name}'")
-    return wanted
+    return selected
 
 
 # --- the two forms of an answer -------------------------------------------------------------
@@ -576,9 +576,9 @@ class Responses:
             index, its_number = divmod(place, _MOST_NUMBERS)
             counters = self._counters[index].setdefault(its_number, ResponseCounters())
             _add(counters, its_kind, size, infer, output)
-        given = kind == PartKind.GIVEN
-        is_later = kept(parts["number"] > 0, given).astype(np.int64)
-        self._await(kept(model, given), is_later, kept(infer_ns + output_ns, given))
+        is_given = kind == PartKind.GIVEN
+        is_later = kept(parts["number"] > 0, is_given).astype(np.int64)
+        self._await(kept(model, is_given), is_later, kept(infer_ns + output_ns, is_given))
 
     def _await(self, model: Any, is_later: Any, took_ns: Any) -> None:
         if not len(model):

@@ -146,18 +146,18 @@ def cut_answer(proto: Response, options: CallOptions) -> PipelineResponse:
     When it has none of them it is left whole: the predecessor ignored `fetch`, so scripts in the
     field give names that were never right.
     """
-    wanted = set(options.fetch or ())
-    if wanted.isdisjoint(proto.key) and wanted.isdisjoint(tensor.name for tensor in proto.tensors):
+    names = set(options.fetch or ())
+    if names.isdisjoint(proto.key) and names.isdisjoint(tensor.name for tensor in proto.tensors):
         return PipelineResponse(proto)
     if options.profile:
-        wanted.add(PROFILE_KEY)
-    pairs = [pair for pair in zip(proto.key, proto.value, strict=False) if pair[0] in wanted]
+        names.add(PROFILE_KEY)
+    pairs = [pair for pair in zip(proto.key, proto.value, strict=False) if pair[0] in names]
     cut = Response(
         err_no=proto.err_no,
         err_msg=proto.err_msg,
         key=[key for key, _ in pairs],
         value=[value for _, value in pairs],
-        tensors=[tensor for tensor in proto.tensors if tensor.name in wanted],
+        tensors=[tensor for tensor in proto.tensors if tensor.name in names],
     )
     return PipelineResponse(cut)
 

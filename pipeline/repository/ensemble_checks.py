@@ -108,15 +108,15 @@ def _follow(inputs: list[_Tensor]) -> None:
 def _why_not_written(output: _Tensor, ensemble: str) -> str:
     """Return the text for an output that is not made, which names where its line breaks off."""
     text = f"output '{output.name}' for ensemble '{ensemble}' is not written"
-    last, seen, is_found = output, {output.name}, True
+    last, names, is_found = output, {output.name}, True
     while is_found:
         missing = (
-            source for source in last.sources if not source.is_ready and source.name not in seen
+            source for source in last.sources if not source.is_ready and source.name not in names
         )
         following = next(missing, None)
         is_found = following is not None
         last = following or last
-        seen.add(last.name)
+        names.add(last.name)
     if last is output:
         return text
     return f"{text}: at least one of its depending tensors, '{last.name}', is not connected"

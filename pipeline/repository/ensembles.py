@@ -121,8 +121,8 @@ class EnsembleStep:
 
     def feeds(self, item: Item) -> dict[str, Any] | None:
         """Return the model's inputs; None: nobody has asked for what the step leads to."""
-        wanted = item.request.info.outputs
-        if wanted and self._leads_to.isdisjoint(wanted):
+        outputs = item.request.info.outputs
+        if outputs and self._leads_to.isdisjoint(outputs):
             return None
         return self._read(item.inputs)
 
@@ -160,9 +160,9 @@ class EnsembleStep:
             for name, fit in self.fits.items():
                 if name in tensors:
                     tensors[name] = fit(tensors[name])
-            wanted = item.request.info.outputs or self._leads_to
-            if len(tensors) < len(wanted):
-                tell_missing(wanted, tensors)
+            outputs = item.request.info.outputs or self._leads_to
+            if len(tensors) < len(outputs):
+                tell_missing(outputs, tensors)
         if self._ends(item.inputs, fetched):
             tensors[LAST] = True
         return tensors
@@ -191,17 +191,17 @@ class OutputStep(EnsembleStep):
 
     def answer(self, item: Item, fetched: Mapping[str, Any]) -> dict[str, Any]:
         tensors = self._read(item.inputs)
-        wanted = item.request.info.outputs or self._leads_to
-        if len(tensors) < len(wanted):
-            tell_missing(wanted, tensors)
+        outputs = item.request.info.outputs or self._leads_to
+        if len(tensors) < len(outputs):
+            tell_missing(outputs, tensors)
         if self._ends(item.inputs, fetched):
             tensors[LAST] = True
         return tensors
 
 
-def tell_missing(wanted: Iterable[str], present: Container[str]) -> None:
+def tell_missing(outputs: Iterable[str], present: Container[str]) -> None:
     """Log which outputs of an ensemble no model has made."""
-    for name in wanted:
+    for name in outputs:
         if name not in present:
             _LOGGER.debug("Composing models did not output tensor %s", name)
 
@@ -276,7 +276,7 @@ class _Steps:
             self._read(tensor, name, dims[name], batches) for name, tensor in step.input_map.items()
         ]
         is_all = step.output_map.keys() == {slot.name for slot in model.output}
-        asked = EnsembleStep(
+        ensemble_step = EnsembleStep(
             self._models,
             self._config.name,
             key,
@@ -287,11 +287,11 @@ class _Steps:
             outputs=() if is_all else tuple(step.output_map),
             most=self._config.ensemble_scheduling.max_inflight_requests,
         )
-        asked.makes_parts = model.model_transaction_policy.decoupled
-        asked.streams = self._streams(step.input_map.values())
-        kind = PartsStepOp if asked.makes_parts else StepOp
-        op = kind(self._names[number], self._producers(step.input_map.values()), asked)
-        made = TensorSource(op, batches, bool(asked.makes_parts or asked.streams))
+        ensemble_step.makes_parts = model.model_transaction_policy.decoupled
+        ensemble_step.streams = self._streams(step.input_map.values())
+        kind = PartsStepOp if ensemble_step.makes_parts else StepOp
+        op = kind(self._names[number], self._producers(step.input_map.values()), ensemble_step)
+        made = TensorSource(op, batches, bool(ensemble_step.makes_parts or ensemble_step.streams))
         self._sources.update((tensor, made) for tensor in step.output_map.values())
 
     def _end(self) -> Op:

@@ -358,8 +358,8 @@ def check_bounds(name: str, config: ModelConfig, max_instances: int) -> None:
     if runs > _MAX_RUNS:
         raise _refused(name, f"model_warmup has {runs} runs, more than {_MAX_RUNS}")
     for sample in config.model_warmup:
-        for tensor, given in sample.inputs.items():
-            if math.prod((max(1, sample.batch_size), *given.dims)) > _MAX_SAMPLE:
+        for tensor, value in sample.inputs.items():
+            if math.prod((max(1, sample.batch_size), *value.dims)) > _MAX_SAMPLE:
                 text = f"model_warmup {sample.name}: {tensor} has more than {_MAX_SAMPLE} elements"
                 raise _refused(name, text)
 

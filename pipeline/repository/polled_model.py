@@ -137,8 +137,8 @@ def poll_model(
             f"unexpected directory name '{name}' for model '{config.name}', directory name must "
             "equal model name"
         )
-    wanted = tuple(there.wanted(config))
-    return PolledModel(name, there, config, wanted, not completes, namespace)
+    files = tuple(there.wanted(config))
+    return PolledModel(name, there, config, files, not completes, namespace)
 
 
 def find_models(name: str, repositories: Iterable[Path], is_namespaced: bool) -> list[Path]:

@@ -27,7 +27,7 @@ _NO_MESSAGE = Request()
 _MOST_FORMS = 256  # of inputs, that are remembered of a model
 
 
-class _Found(msgspec.Struct, eq=False):
+class _FoundModel(msgspec.Struct, eq=False):
     """One version of a model. `forms` has the samples of inputs that fit it, by their form."""
 
     entry: ModelEntry
@@ -45,7 +45,7 @@ class ServedModels:
     def __init__(self, registry: ModelRegistry) -> None:
         self._registry = registry
         self._changes = -1
-        self._found: dict[tuple[str, int], _Found] = {}
+        self._found: dict[tuple[str, int], _FoundModel] = {}
 
     def config(self, name: str, version: int) -> ModelConfig:
         """Return the configuration of a model that is ready. Raises NoServiceError."""
@@ -99,14 +99,14 @@ class ServedModels:
         except PipelineError:
             return 0
 
-    def _find(self, name: str, version: int) -> _Found:
+    def _find(self, name: str, version: int) -> _FoundModel:
         if self._changes != self._registry.changes:
             self._changes = self._registry.changes
             self._found.clear()
         model = self._found.get((name, version))
         if model is None:
             entry = self._entry(name, version)
-            model = _Found(entry, interface_of_config(_config_of(entry)))
+            model = _FoundModel(entry, interface_of_config(_config_of(entry)))
             self._found[name, version] = model
         return model
 
@@ -131,7 +131,7 @@ def _config_of(entry: ModelEntry) -> ModelConfig:
     return config
 
 
-def _rows(model: _Found, feeds: dict[str, Any], info: RequestInfo) -> int:
+def _rows(model: _FoundModel, feeds: dict[str, Any], info: RequestInfo) -> int:
     """Return how many samples inputs bring. Raises InputError for inputs that do not fit."""
     try:
         form = tuple([(name, value.dtype, value.shape) for name, value in feeds.items()])

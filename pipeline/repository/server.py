@@ -247,9 +247,9 @@ class RepositoryHost:
             self._models.check_outputs(call.model, call.version, call.info.outputs)
         except V2Error as error:
             raise _ours(error) from None
-        asked = call.model, call.version, feeds, call.info, call.traceparent, sink
+        arguments = call.model, call.version, feeds, call.info, call.traceparent, sink
         collector = collector_of(call.traceparent)
-        return self._models.begin(*asked, timeout_s=call.timeout_s, collector=collector)
+        return self._models.begin(*arguments, timeout_s=call.timeout_s, collector=collector)
 
     async def change(self, change: ModelChange) -> bool:
         """Load or unload a model, or return whether it is ready. Raises PipelineError."""

@@ -68,11 +68,11 @@ class ModelVersions:
                 "at least one version must be available under the version policy of model "
                 f"'{model.name}'"
             )
-        kept = await self._changed(model, states)
+        versions = await self._changed(model, states)
         fresh = {
             version: VersionState(ModelState.LOADING, model=model)
             for version in model.versions
-            if version not in kept
+            if version not in versions
         }
         for version, state in fresh.items():
             if states.get(version, state).state is not ModelState.READY:
@@ -106,7 +106,7 @@ class ModelVersions:
         Raises:
             ConfigError: one cannot have them; it serves as before.
         """
-        kept = []
+        versions = []
         for version in model.versions:
             state = states.get(version)
             if state is None or state.served is None or state.model is None:
@@ -117,13 +117,13 @@ class ModelVersions:
             try:
                 if await self._maker.change(state.served, model.source(version)):
                     state.model = model
-                    kept.append(version)
+                    versions.append(version)
             except PipelineError as error:
                 text = str(error).partition("\n")[0]
                 raise ConfigError(f"version {version}: Internal: {text};") from error
-        if kept:
+        if versions:
             self._registry.changes += 1
-        return kept
+        return versions
 
     async def _load(self, source: ModelSource, state: VersionState) -> None:
         try:

@@ -22,11 +22,11 @@ _PICTURES = {".png", ".jpg", ".svg"}
 
 def places() -> dict[Path, str]:
     """Return where each page of the repository stands in the site."""
-    found = {ROOT / name: place for name, place in _NAMED.items()}
-    found |= {page: page.name for page in sorted((ROOT / "docs").glob("*.md"))}
+    pages = {ROOT / name: place for name, place in _NAMED.items()}
+    pages |= {page: page.name for page in sorted((ROOT / "docs").glob("*.md"))}
     for page in sorted((ROOT / "examples").glob("*/README.md")):
-        found[page] = f"examples/{page.parent.name}.md"
-    return found
+        pages[page] = f"examples/{page.parent.name}.md"
+    return pages
 
 
 class Pages:
@@ -60,11 +60,11 @@ class Pages:
         return "".join([*pieces, self._relinked(text[at:], page, place)])
 
     def _relinked(self, text: str, page: Path, place: str) -> str:
-        def link(found: re.Match[str]) -> str:
-            is_picture, words, target = found.groups()
+        def link(match: re.Match[str]) -> str:
+            is_picture, words, target = match.groups()
             path, _, anchor = target.partition("#")
             if not path or target.startswith(("http://", "https://")):
-                return found[0]
+                return match[0]
             file = (page.parent / path).resolve()
             end = f"#{anchor}" if anchor else ""
             if file in self._places:

@@ -31,7 +31,7 @@ def modules() -> dict[str, tuple[str, ...]]:
     return {
         name: names
         for name, names in known.items()
-        if not any(name == each or name.startswith(f"{each}.") for each in _ELSEWHERE)
+        if not any(name == prefix or name.startswith(f"{prefix}.") for prefix in _ELSEWHERE)
     }
 
 
@@ -92,17 +92,17 @@ def _signed(name: str, value: Any) -> str:
     except (TypeError, ValueError):
         return ""
     shown = [
-        each.replace(annotation=_Bare(each.annotation))
-        if isinstance(each.annotation, str)
-        else each
-        for each in signature.parameters.values()
-        if each.name != "self"
+        parameter.replace(annotation=_Bare(parameter.annotation))
+        if isinstance(parameter.annotation, str)
+        else parameter
+        for parameter in signature.parameters.values()
+        if parameter.name != "self"
     ]
     returned: Any = signature.return_annotation
     returned = _Bare(returned) if isinstance(returned, str) and returned != "None" else _EMPTY
     text = f"{name}{signature.replace(parameters=shown, return_annotation=returned)}"
     if len(text) > _WIDTH:
-        lines = ",\n    ".join(str(each) for each in _with_star(shown))
+        lines = ",\n    ".join(str(parameter) for parameter in _with_star(shown))
         arrow = "" if returned is _EMPTY else f" -> {returned!r}"
         text = f"{name}(\n    {lines},\n){arrow}"
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
@@ -121,13 +121,13 @@ class _Bare(str):
 def _with_star(parameters: list[inspect.Parameter]) -> Iterator[object]:
     """Yield parameters, with a star before the keyword-only ones."""
     has_star = False
-    for each in parameters:
-        if each.kind is each.VAR_POSITIONAL:
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
             has_star = True
-        if each.kind is each.KEYWORD_ONLY and not has_star:
+        if parameter.kind is parameter.KEYWORD_ONLY and not has_star:
             has_star = True
             yield "*"
-        yield each
+        yield parameter
 
 
 def _text_of(value: Any) -> str:
@@ -164,9 +164,9 @@ def _listed(lines: str) -> str:
     """Return the entries of a section, `name: text`, as a list."""
     entries: list[str] = []
     for line in inspect.cleandoc(lines).split("\n"):
-        found = _ENTRY.match(line)
-        if found:
-            entries.append(f"- `{found[1]}`: {_escaped(found[2])}")
+        match = _ENTRY.match(line)
+        if match:
+            entries.append(f"- `{match[1]}`: {_escaped(match[2])}")
         elif entries:
             entries[-1] += f" {_escaped(line.strip())}"
         else:

@@ -1,4 +1,4 @@
-"""Write the network as ONNX, one step of it: each request brings its word and its state.
+"""Writes one step of the network as ONNX: each request brings its word and its state.
 
     word int64 (batch,), state float32 (batch, width)
     -> scores float32 (batch, vocabulary), next_state float32 (batch, width)

@@ -1,8 +1,8 @@
-"""The network, by hand in numpy: one recurrent layer over words, and the gradients it learns by.
+"""The network, written in numpy: one recurrent layer over words, and its gradients.
 
-A step: `input = embedding[word]`; a gated recurrent unit makes the new state of it and of the old
-one; the scores of the next word are `state @ embedding.T + score_bias`. So words that are alike
-on the way in are alike on the way out, and the largest table is there once.
+A step: `input = embedding[word]`; a gated recurrent unit makes the new state from it and the old
+state; the scores of the next word are `state @ embedding.T + score_bias`. So input and output share
+the embedding, the largest table.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ Parameters = Mapping[str, Array]
 
 
 class Lesson(NamedTuple):
-    """What a pass over some words came to.
+    """The result of a pass over some words.
 
-    `loss`: mean cross entropy, in nats a word; `state` float32 (lanes, width): behind the last.
+    `loss`: mean cross entropy, in nats a word; `state`: float32 (lanes, width), after the last
+    word.
     """
 
     loss: float
@@ -28,7 +29,7 @@ class Lesson(NamedTuple):
 
 
 def initial(vocabulary: int, width: int, rng: np.random.Generator) -> dict[str, Array]:
-    """Return parameters to start from, float32 by name."""
+    """Return initial parameters, float32 by name."""
 
     def drawn(rows: int, columns: int, scale: float) -> Array:
         return (scale * rng.standard_normal((rows, columns))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Fit a network: Adam, words hidden at random, weights averaged, the best epoch kept."""
+"""Fits a network: Adam, randomly hidden words, averaged weights, and the best epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.networks import Array, Network, Parameters
 BATCH_SIZE = 64
 AVERAGE_KEEPS = np.float32(0.99)  # of the running average, at each step
 MEAN_KEEPS, SQUARE_KEEPS = 0.9, 0.999  # Adam's usual ones
-PREDICT_AT_ONCE = 250  # reviews; bounds the memory that a convolution takes
+PREDICT_AT_ONCE = 250  # reviews; bounds the memory of a convolution
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how fast to learn, and which share of the words to hide each time."""
+    """Number of epochs, learning rate, and share of words to hide at each step."""
 
     epochs: int
     rate: float
@@ -43,7 +43,7 @@ class Adam:
         self._squares = {name: np.zeros_like(value) for name, value in parameters.items()}
 
     def step(self, gradients: Parameters) -> None:
-        """Move every parameter once."""
+        """Update every parameter once."""
         self._steps += 1
         bias = np.sqrt(1 - SQUARE_KEEPS**self._steps) / (1 - MEAN_KEEPS**self._steps)
         rate = np.float32(self._rate * bias)
@@ -57,7 +57,7 @@ class Adam:
 def fit(
     network: Network, train: Examples, validation: Examples, plan: Plan, rng: np.random.Generator
 ) -> tuple[dict[str, Array], float]:
-    """The averaged parameters of the epoch that validates best, and their accuracy there."""
+    """Return the averaged parameters of the best epoch, and their validation accuracy."""
     parameters = network.initial(rng)
     average = _copy(parameters)
     adam = Adam(parameters, plan.rate)
@@ -74,7 +74,7 @@ def fit(
 
 
 def predict(network: Network, parameters: Parameters, words: Array) -> Array:
-    """Probabilities, float32 (reviews, 2), a slice of the reviews at a time."""
+    """Return probabilities, float32 (reviews, 2), computed in slices of reviews."""
     slices = range(0, len(words), PREDICT_AT_ONCE)
     return np.concatenate(
         [network.predict(parameters, words[start : start + PREDICT_AT_ONCE]) for start in slices]
@@ -82,7 +82,7 @@ def predict(network: Network, parameters: Parameters, words: Array) -> Array:
 
 
 def accuracy_of(predictions: Array, labels: Array) -> float:
-    """The share of rows whose larger probability is at their label."""
+    """Return the share of rows whose larger probability is at their label."""
     return float((predictions.argmax(axis=1) == labels).mean())
 
 
@@ -93,7 +93,7 @@ def _batches(examples: Examples, rng: np.random.Generator) -> Iterator[Examples]
 
 
 def _hide(words: Array, share: float, rng: np.random.Generator) -> Array:
-    """`words` with a share of them unknown: no review is learnt by heart by its rare words."""
+    """Return `words` with a share of them unknown, so that rare words do not identify a review."""
     hidden = (rng.random(words.shape) < share) & (words != PAD_ID)
     return np.where(hidden, UNKNOWN_ID, words)
 

@@ -1,4 +1,4 @@
-"""The two member networks, by hand in numpy: what they answer and the gradients they learn by."""
+"""The two networks, written in numpy: their predictions and their gradients."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ LABELS = 2
 
 
 class Network(Protocol):
-    """A network without its weights: those are passed in, so that training may hold several."""
+    """A network without its weights: they are passed in, so that training can hold several sets."""
 
     def initial(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Parameters to start from, float32 by name; `embedding` has a row for each id."""
+        """Return initial parameters, float32 by name; `embedding` has a row for each id."""
         ...
 
     def predict(self, parameters: Parameters, words: Array) -> Array:
-        """Probabilities, float32 (batch, 2): negative, positive. `words`: int64 (batch, length)."""
+        """Return probabilities, float32 (batch, 2): negative, positive. `words`: int64 (batch,
+        length).
+        """
         ...
 
     def gradients(
         self, parameters: Parameters, words: Array, labels: Array, rng: np.random.Generator
     ) -> dict[str, Array]:
-        """Of the mean cross entropy over the batch, one for every parameter."""
+        """Return the gradients of the mean cross entropy over the batch, one for each parameter."""
         ...
 
 
@@ -37,8 +39,8 @@ class Network(Protocol):
 class BagOfWords:
     """The sum of the words' embeddings over the root of their number, then one dense layer.
 
-    The root, where a mean has the number itself, keeps one strong word from deciding a review of
-    three words as surely as a hundred words decide a long one.
+    With the root, three strong words decide a short review less surely than a hundred words decide
+    a long one; with the number itself they would decide equally.
     """
 
     vocabulary: int
@@ -69,7 +71,9 @@ class BagOfWords:
         }
 
     def _word_weights(self, words: Array) -> Array:
-        """float32 (batch, vocabulary): the weight of each word in its review; padding none."""
+        """Return the weight of each word in its review, float32 (batch, vocabulary); padding has
+        none.
+        """
         cells = words + self.vocabulary * np.arange(len(words))[:, None]
         counts = np.bincount(cells.ravel(), minlength=len(words) * self.vocabulary)
         weights = counts.reshape(-1, self.vocabulary).astype(np.float32)
@@ -79,7 +83,7 @@ class BagOfWords:
 
 @dataclass(frozen=True)
 class Convolution:
-    """Filters over `span` words at a time, their maxima over the review, then one dense layer."""
+    """Filters over `span` words, their maxima over the review, then one dense layer."""
 
     vocabulary: int
     width: int = 16
@@ -108,7 +112,7 @@ class Convolution:
         hidden = maxima * mask
         answers = _softmax(hidden @ parameters["dense"] + parameters["dense_bias"])
         error = _error(answers, labels)
-        # Only the window that was a filter's maximum, and only above zero, has a gradient.
+        # Only the window with a filter's maximum, if above zero, has a gradient.
         upstream = (error @ parameters["dense"].T) * mask * (maxima > 0)
         seen = self._spans(words, places)
         inputs = parameters["embedding"][seen].reshape(*places.shape, -1)
@@ -121,7 +125,7 @@ class Convolution:
         }
 
     def _maxima(self, parameters: Parameters, words: Array) -> tuple[Array, Array]:
-        """Each filter's largest answer, float32 (batch, filters), and the word it begins at."""
+        """Return each filter's maximum, float32 (batch, filters), and its first word's place."""
         windows = sliding_window_view(parameters["embedding"][words], self.span, axis=1)
         inputs = windows.transpose(0, 1, 3, 2).reshape(*windows.shape[:2], -1)
         answers = inputs @ parameters["filters"]
@@ -130,7 +134,7 @@ class Convolution:
         return np.maximum(largest + parameters["filters_bias"], 0), places
 
     def _spans(self, words: Array, places: Array) -> Array:
-        """The ids in the window at each of `places`: int64 (batch, filters, span)."""
+        """Return the ids in the window at each of `places`: int64 (batch, filters, span)."""
         positions = places[:, :, None] + np.arange(self.span)
         return np.take_along_axis(words[:, None, :], positions, axis=2)
 
@@ -139,7 +143,7 @@ class Convolution:
         return kept / np.float32(1 - self.dropout)
 
     def _embedding_gradient(self, parameters: Parameters, seen: Array, upstream: Array) -> Array:
-        """float32 (vocabulary, width): what each seen word's embedding did to the error."""
+        """Return the gradient of the embeddings, float32 (vocabulary, width)."""
         rows = (upstream[:, :, None] * parameters["filters"].T).reshape(-1, self.width)
         columns = [np.bincount(seen.ravel(), column, self.vocabulary) for column in rows.T]
         gradient = np.stack(columns, axis=1).astype(np.float32)
@@ -158,7 +162,7 @@ def _weights(inputs: int, outputs: int, rng: np.random.Generator) -> Array:
 
 
 def _root_lengths(words: Array) -> Array:
-    """float32 (batch, 1): the root of the number of words, padding aside; 1 without any."""
+    """Return the root of the number of words without padding, at least 1: float32 (batch, 1)."""
     lengths = (words != PAD_ID).sum(axis=1, keepdims=True)
     return np.sqrt(np.maximum(lengths, 1)).astype(np.float32)
 
@@ -169,5 +173,5 @@ def _softmax(scores: Array) -> Array:
 
 
 def _error(answers: Array, labels: Array) -> Array:
-    """The gradient of the mean cross entropy at the scores that the softmax was given."""
+    """Return the gradient of the mean cross entropy at the softmax's input."""
     return (answers - np.eye(LABELS, dtype=np.float32)[labels]) / np.float32(len(labels))

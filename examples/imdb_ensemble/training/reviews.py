@@ -20,7 +20,7 @@ VALIDATION_SHARE = 0.10
 
 @dataclass(frozen=True)
 class Review:
-    """One review: its text, 1 for a positive verdict and 0 for a negative one."""
+    """One review: its text, and 1 for positive or 0 for negative."""
 
     text: str
     label: int
@@ -28,7 +28,7 @@ class Review:
 
 @dataclass(frozen=True)
 class Split:
-    """Three sets of reviews that have no review in common."""
+    """Three sets of reviews without a common review."""
 
     train: list[Review]
     validation: list[Review]
@@ -36,9 +36,9 @@ class Split:
 
 
 def find_csv(package: str = PACKAGE) -> Path:
-    """Where the package keeps its reviews; FileNotFoundError says how to install it.
+    """Return the file of reviews in the package. Raises FileNotFoundError: not installed.
 
-    The package is found, not imported: importing it needs pandas, which nothing here does.
+    The package is not imported: that would need pandas, which is not used here.
     """
     spec = importlib.util.find_spec(package)
     for folder in (spec and spec.submodule_search_locations) or ():
@@ -48,11 +48,11 @@ def find_csv(package: str = PACKAGE) -> Path:
 
 
 def load_split(path: Path) -> Split:
-    """Read the IMDB rows of `path`, each text once, and split each label's reviews alike.
+    """Read the IMDB rows of `path`, each text once, and split the reviews of both labels alike.
 
-    A review's place is decided by the digest of its words alone: neither the order of the rows
-    nor a random generator has a say, and two copies of a review can never be on both sides.
-    A text that has both labels is left out.
+    The digest of its words decides a review's place: the order of the rows and random numbers do
+    not matter, and two copies of a review are never in different sets. A text with both labels is
+    left out.
     """
     by_label: dict[int, dict[str, Review]] = {0: {}, 1: {}}
     with path.open(encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""Before and after the detector (DB): pictures to its input, its map of text to boxes."""
+"""Steps around the detector (DB): pictures to its input, and its map of text to boxes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import numpy as np
 
 from .planes import planes, tables
 
-MAX_SIDE = 1280  # pixels of the longer side that the detector sees: time and memory grow with it
-MULTIPLE = 32  # both sides, for the detector halves them five times
+MAX_SIDE = 1280  # pixels of the longer side of the detector's input: time and memory grow with it
+MULTIPLE = 32  # of both sides: the detector halves them five times
 
-TEXT_PIXEL = 0.3  # from here on a pixel of the map is taken for text
-BOX_SCORE = 0.5  # mean of the map within a box that is kept
-UNCLIP = 2.2  # how far a box is moved outwards: the map shows the core of a line, spaces need air
-MIN_SIDE = 3  # pixels, of the map and of the picture: no letter is smaller
+TEXT_PIXEL = 0.3  # value of the map from which a pixel counts as text
+BOX_SCORE = 0.5  # minimum mean of the map within a box
+UNCLIP = 2.2  # how far a box grows: the map shows only the core of a line
+MIN_SIDE = 3  # pixels, of the map and of the picture: letters are not smaller
 MAX_BOXES = 1000
 
 _TABLES = tables(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
 def detector_input(image: np.ndarray) -> np.ndarray:
-    """float32 [1, 3, height, width] of a picture, sides multiples of 32 and bounded."""
+    """Return the detector's input for a picture: float32 [1, 3, height, width], sides multiples of
+    32.
+    """
     height, width = image.shape[:2]
     factor = min(1.0, MAX_SIDE / max(height, width))
     size = _side(width * factor), _side(height * factor)
@@ -28,17 +30,17 @@ def detector_input(image: np.ndarray) -> np.ndarray:
 
 
 def find_boxes(text_map: np.ndarray, height: int, width: int) -> np.ndarray:
-    """The boxes of the lines of text, in pixels of the picture, in no order.
+    """Return the boxes of the lines of text, in pixels of the picture, in no order.
 
     Args:
-        text_map: float32 [map height, map width], how likely each pixel is text.
+        text_map: float32 [map height, map width], the probability of text at each pixel.
         height: of the picture.
         width: of the picture.
     """
     text = (text_map > TEXT_PIXEL).astype(np.uint8)
     contours, _ = cv2.findContours(text, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)
-    found = [_box(text_map, contour) for contour in contours[:MAX_BOXES]]
-    boxes = np.array([box for box in found if box is not None], np.float32).reshape(-1, 4, 2)
+    candidates = [_box(text_map, contour) for contour in contours[:MAX_BOXES]]
+    boxes = np.array([box for box in candidates if box is not None], np.float32).reshape(-1, 4, 2)
     map_height, map_width = text_map.shape
     boxes *= np.float32([width / map_width, height / map_height])
     boxes = boxes.clip(0, np.float32([width - 1, height - 1]))

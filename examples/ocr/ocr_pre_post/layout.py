@@ -1,17 +1,19 @@
-"""How a page lies, and the order in which it is read."""
+"""The direction of the text on a page, and the order of its lines."""
 
 from __future__ import annotations
 
 import numpy as np
 
-TALL = 1.5  # height over width of a box whose text runs downwards, where the rest does not say
-SAME_ROW = 0.5  # of a box's height: how far its centre may lie from its row's
+TALL = (
+    1.5  # height over width from which the text of a box runs downwards, unless most boxes differ
+)
+SAME_ROW = 0.5  # maximum distance of a box's centre from its row, as a share of the box's height
 
 
 def along_the_text(boxes: np.ndarray) -> np.ndarray:
-    """The boxes with their corners turned so that text in tall ones runs downwards.
+    """Return the boxes with their corners rotated so that text in tall boxes runs downwards.
 
-    On a page that lies on its side, short words too are taken for turned.
+    On a page that lies on its side, short words also count as rotated.
     """
     widths, heights = _sides(boxes)
     lies = heights[heights > TALL * widths].sum() > widths[widths > TALL * heights].sum()

@@ -1,4 +1,4 @@
-"""Before and after the classifier that tells whether text stands on its head."""
+"""Steps around the classifier of text that is upside down."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 from .layout import longest
 from .recognition import cut_line, stacked
 
-WIDTH = 192  # pixels that the classifier sees of a line; longer ones are squeezed
-LINES = 6  # that vote on a page: the longest say most
+WIDTH = 192  # pixels of a line; longer ones are squeezed
+LINES = 6  # number of the longest lines, which vote
 
 
 def classifier_input(image: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """float32 [n, 3, 48, 192] of some of the lines in at least one box."""
+    """Return some of the lines in the boxes, at least one: float32 [n, 3, 48, 192]."""
     return stacked([cut_line(image, box, WIDTH) for box in longest(boxes, LINES)], WIDTH)
 
 
 def is_upside_down(probabilities: np.ndarray) -> bool:
-    """The vote of the lines: float32 [n, 2], how likely each is upright and on its head."""
+    """Return the vote of the lines: float32 [n, 2], probabilities of upright and upside down."""
     return bool(probabilities[:, 1].mean() > 0.5)

@@ -1,4 +1,4 @@
-"""Picture files to arrays, and what cannot be read refused before it costs memory."""
+"""Reads picture files into arrays, and refuses unreadable ones before they cost memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-NO_PICTURE, BAD_PICTURE, TOO_LARGE = 51, 52, 53  # codes of this product: 51-99 are free for them
+NO_PICTURE, BAD_PICTURE, TOO_LARGE = 51, 52, 53  # product error codes, from the free range 51-99
 
-MAX_PIXELS = 50_000_000  # of a file: A4 at 600 dpi has 35 million; decoded 3 bytes each
-WORK_PIXELS = 12_000_000  # a larger picture is shrunk to so many: a bound for what requests hold
-WORK_SIDE = 30_000  # and its longer side to so many: OpenCV cannot cut lines out of longer ones
+MAX_PIXELS = 50_000_000  # of a file; A4 at 600 dpi has 35 million; 3 bytes each when decoded
+WORK_PIXELS = 12_000_000  # a larger picture is shrunk to this: it bounds the memory of a request
+WORK_SIDE = 30_000  # and its longer side to this: OpenCV cannot cut lines out of longer ones
 
 FORMATS = "JPEG, PNG, BMP or WebP"
 
@@ -23,11 +23,11 @@ _PNG, _JPEG, _BMP = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"BM"
 _ALPHA_TYPES = (4, 6)  # of PNG: grey and colour with alpha
 _CHUNK_BYTES = 12  # of PNG, around the data: length, kind, checksum
 _SOF_MARKERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # frame headers, which have the size
-_ALONE_MARKERS = {0x01, *range(0xD0, 0xD9)}  # without a length behind them
+_ALONE_MARKERS = {0x01, *range(0xD0, 0xD9)}  # without a length
 
 
 class PictureError(ValueError):
-    """A picture that is not read; `code` is what the service answers."""
+    """A picture that cannot be read; `code` is the service's error code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -42,7 +42,7 @@ class Picture(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says about itself. `ends`: its end is there."""
+    """The header of a picture file. `ends`: the file is complete."""
 
     width: int
     height: int
@@ -51,7 +51,7 @@ class Header(NamedTuple):
 
 
 def settle_opencv() -> None:
-    """A thread for each caller, and nothing on stderr for every broken file."""
+    """Set one thread for each caller, and no messages on stderr for broken files."""
     cv2.setNumThreads(1)
     cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
@@ -140,10 +140,12 @@ def _reader_of(data: bytes) -> Callable[[bytes], Header]:
 def _png(data: bytes) -> Header:
     width, height = struct.unpack_from(">II", data, 16)
     has_alpha, ends, at = data[25] in _ALPHA_TYPES, False, len(_PNG)
-    # Every chunk has to lie within the file: for one that does not, gigabytes would be allocated.
+    # Every chunk must be within the file: OpenCV would allocate gigabytes for a wrong length.
     while at + _CHUNK_BYTES <= len(data):
         (size,), kind = struct.unpack_from(">I", data, at), data[at + 4 : at + 8]
-        if (kind == b"IHDR") != (at == len(_PNG)):  # whose size we read has to be the only one
+        if (kind == b"IHDR") != (
+            at == len(_PNG)
+        ):  # the size was read from the first one, which must be the only one
             raise PictureError(BAD_PICTURE, "the picture is broken: a PNG with its parts mixed up")
         at += size + _CHUNK_BYTES
         has_alpha |= kind == b"tRNS"
@@ -161,7 +163,7 @@ def _jpeg(data: bytes) -> Header:
         marker = data[at + 1]
         if marker in _SOF_MARKERS:
             height, width = struct.unpack_from(">HH", data, at + 5)
-            # Before the frame header lies the thumbnail, which has an end marker of its own.
+            # The thumbnail before the frame header has its own end marker.
             return Header(width, height, False, data.find(b"\xff\xd9", at) >= 0)
         if marker == 0xFF:  # a fill byte
             at += 1
@@ -192,7 +194,7 @@ def _webp(data: bytes) -> Header:
 
 
 def _on_white(image: np.ndarray) -> np.ndarray:
-    """8-bit BGR of what OpenCV has read unchanged: 8 or 16 bits, with or without alpha."""
+    """Return 8-bit BGR from OpenCV's unchanged reading: 8 or 16 bits, with or without alpha."""
     if image.dtype != np.uint8:
         image = (image >> 8).astype(np.uint8)
     if image.ndim == 2:

@@ -1,4 +1,4 @@
-"""Pixels to the numbers that models are fed."""
+"""Converts pixels to the models' input numbers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import numpy as np
 
 
 def tables(mean: Sequence[float], std: Sequence[float]) -> list[np.ndarray]:
-    """For each colour the float32 [256] of what its 256 values become."""
+    """Return a table for each colour, float32 [256], from pixel values to input numbers."""
     values = np.arange(256, dtype=np.float32) / 255
     return [((values - m) / s).astype(np.float32) for m, s in zip(mean, std, strict=True)]
 
 
 def planes(image: np.ndarray, colour_tables: Sequence[np.ndarray]) -> np.ndarray:
-    """float32 [3, height, width] of a picture: a table look-up is cheaper than arithmetic."""
+    """Return a picture as float32 [3, height, width], by table look-up, which is faster than
+    arithmetic.
+    """
     pairs = zip(cv2.split(image), colour_tables, strict=True)
     return np.stack([cv2.LUT(plane, table) for plane, table in pairs])

@@ -1,1 +1,1 @@
-"""Pages of text that we render ourselves, so that what stands on them is known."""
+"""Rendered pages of text, so that their text is known."""

@@ -1,4 +1,4 @@
-"""The fonts that pages are rendered in: those of four Debian packages."""
+"""The fonts of rendered pages, from four Debian packages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CHINESE = ("wqy/wqy-microhei.ttc", "wqy/wqy-zenhei.ttc", "arphic/uming.ttc")
 
 @cache
 def font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """A font of `LATIN` or `CHINESE`, `size` pixels high.
+    """Return a font of `LATIN` or `CHINESE`, `size` pixels high.
 
     Raises:
-        SystemExit: it is not installed; says how to install it.
+        SystemExit: it is not installed; the text says how to install it.
     """
     path = _FOLDER / name
     if not path.is_file():
-        raise SystemExit(f"{path} is not there: apt-get install {PACKAGES}")
+        raise SystemExit(f"{path} does not exist: apt-get install {PACKAGES}")
     return ImageFont.truetype(str(path), size)

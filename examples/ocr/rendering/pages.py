@@ -1,4 +1,4 @@
-"""Pages: lines of text on paper, turned, blurred and noisy as scans are; the same for one seed."""
+"""Pages: lines of text on paper, rotated, blurred and noisy like scans; reproducible by seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MARGIN = 0.08  # of the width
 
 
 class Page(NamedTuple):
-    """A JPEG or PNG file, and what stands on it, line by line from the top."""
+    """A JPEG or PNG file, and its text, line by line from the top."""
 
     file: bytes
     lines: list[str]
@@ -30,12 +30,12 @@ FontOf = Callable[[str, int], ImageFont.FreeTypeFont]
 
 
 def pages(number: int, seed: int = 2026, font_of: FontOf = font) -> list[Page]:
-    """So many pages: in turn Latin, Chinese, and both."""
+    """Return `number` pages: alternately Latin, Chinese, and both."""
     return [make_page(Random(f"{seed} {index}"), index % 3, font_of) for index in range(number)]
 
 
 def make_page(random: Random, kind: int, font_of: FontOf = font) -> Page:
-    """A page of Latin (0) or Chinese text (1), or of both (2)."""
+    """Return a page of Latin (0) or Chinese text (1), or of both (2)."""
     width, height = random.choice(_SIZES)
     paper = tuple(random.randint(225, 255) for _ in range(3))
     ink = tuple(random.randint(0, 70) for _ in range(3))
@@ -50,7 +50,7 @@ def make_page(random: Random, kind: int, font_of: FontOf = font) -> Page:
 def _write(
     image: Image.Image, random: Random, kind: int, ink: tuple[int, ...], font_of: FontOf
 ) -> list[str]:
-    """Fill the page with lines that fit; returns what they say."""
+    """Fill the page with lines that fit; return their texts."""
     draw = ImageDraw.Draw(image)
     left, top = image.width * _MARGIN, image.height * _MARGIN
     letters = random.choice(_LETTERS)

@@ -1,4 +1,4 @@
-"""Lines of text, written for this example: sentences, and what stands on forms."""
+"""Lines of text, written for this example: sentences, and lines of forms."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _ROADS = ("人民路", "解放街", "中山大道", "湖滨路")
 
 
 def latin_line(random: Random) -> str:
-    """A line of Latin text: most are sentences."""
+    """Return a line of Latin text, mostly a sentence."""
     forms = (
         f"Invoice {random.randint(1000, 9999)}-{random.randint(10, 99)}",
         f"{random.choice(_LATIN_ITEMS)}: {random.randint(2, 60)} pieces, {_price(random)} EUR",
@@ -69,7 +69,7 @@ def latin_line(random: Random) -> str:
 
 
 def chinese_line(random: Random) -> str:
-    """A line of Chinese text: most are sentences."""
+    """Return a line of Chinese text, mostly a sentence."""
     forms = (
         f"发票编号：{random.randint(10**7, 10**8 - 1)}",
         f"{random.choice(_CHINESE_ITEMS)}{random.randint(2, 60)}件，单价{_price(random)}元",

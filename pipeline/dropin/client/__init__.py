@@ -43,8 +43,8 @@ class Client:
         Raises:
             InitError: it cannot be read, or there are several.
         """
-        given = model_config_path_list
-        paths = [given] if isinstance(given, str) else list(given)
+        path_or_paths = model_config_path_list
+        paths = [path_or_paths] if isinstance(path_or_paths, str) else list(path_or_paths)
         if len(paths) != 1:
             raise InitError(
                 f"load_client_config: {len(paths)} configurations were given; the services of "

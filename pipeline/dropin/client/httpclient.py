@@ -93,8 +93,11 @@ class HttpClient:
         Raises:
             InitError: it cannot be read.
         """
-        given = model_config_path_list
-        paths = [Path(path) for path in ([given] if isinstance(given, str) else given)]
+        path_or_paths = model_config_path_list
+        paths = [
+            Path(path)
+            for path in ([path_or_paths] if isinstance(path_or_paths, str) else path_or_paths)
+        ]
         self._take_conf(read_model_conf(paths))
 
     def _take_conf(self, conf: ModelConf) -> None:
@@ -246,11 +249,11 @@ class HttpClient:
         log_id: int = 0,
     ) -> Any:
         """Do what `predict` does over HTTP."""
-        asked = (self.get_feedvar_dict(feed), self.get_legal_fetch(fetch), batch, log_id)
+        arguments = (self.get_feedvar_dict(feed), self.get_legal_fetch(fetch), batch, log_id)
         if self.http_proto:
-            body = self.process_proto_data(*asked).SerializeToString()
+            body = self.process_proto_data(*arguments).SerializeToString()
         else:
-            body = self.process_json_data(*asked).encode()
+            body = self.process_json_data(*arguments).encode()
         headers = dict(self.headers)
         if self.try_request_gzip and len(body) > _MIN_PACKED_BYTES:
             body = gzip.compress(body)
@@ -314,19 +317,19 @@ class HttpClient:
     def _array(self, name: str, value: Any, batch: bool) -> np.ndarray:
         """Return a value of the feed as it is sent; of a list the configuration knows the shape."""
         dtype = dtype_of(self.feed_types_[name])
-        given = isinstance(value, np.ndarray)
+        is_array = isinstance(value, np.ndarray)
         array = as_array(value)
         if (dtype == _TEXT) != (array.dtype.kind in "OSU"):
-            actual, wanted = (
+            actual, expected = (
                 "text" if either.kind in "OSU" else either for either in (array.dtype, dtype)
             )
-            raise InputError(f"feed {name!r} is {actual}, the model wants {wanted}")
+            raise InputError(f"feed {name!r} is {actual}, the model wants {expected}")
         array = _texts(array) if dtype == _TEXT else array.astype(dtype)
-        shape = list(array.shape) if given and array.ndim else self.feed_shapes_[name]
+        shape = list(array.shape) if is_array and array.ndim else self.feed_shapes_[name]
         if isinstance(value, list | tuple):
             known = -1 not in shape
             shape = [*([len(value)] if batch else []), *shape] if known else list(array.shape)
-        if not batch and (given or isinstance(value, list | tuple)):
+        if not batch and (is_array or isinstance(value, list | tuple)):
             shape = [1, *shape]
         try:
             return array.reshape(shape)
@@ -393,9 +396,9 @@ class HttpPosts:
 
     def close(self) -> None:
         """End this thread's connection."""
-        kept: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if kept is not None:
-            kept.close()
+        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
 
     def post(
         self, to: HttpClient, body: bytes, headers: Mapping[str, Any]
@@ -434,11 +437,11 @@ class HttpPosts:
 
     def _connection(self, to: HttpClient) -> tuple[http.client.HTTPConnection, bool]:
         """Return this thread's connection, and whether it was used before."""
-        kept: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         timeout_s = to.timeout_ms / 1000
-        if kept is not None and kept.sock is not None:
-            kept.sock.settimeout(timeout_s)
-            return kept, True
+        if connection is not None and connection.sock is not None:
+            connection.sock.settimeout(timeout_s)
+            return connection, True
         host, port = checked_address(f"{to.ip}:{to.port}")
         made: http.client.HTTPConnection
         if to.http_s == "https://":

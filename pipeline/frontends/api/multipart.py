@@ -111,13 +111,13 @@ def _ordinary_parts(body: Piece, boundary: bytes) -> list[tuple[bytes, bytes, bo
     return None
 
 
-def _find(body: Piece, wanted: bytes, at: int) -> int:
+def _find(body: Piece, sought: bytes, at: int) -> int:
     """Return the place of `wanted` from `at` on, as `bytes.find`, searching in slices."""
     if len(body) <= SHORT_BYTES and isinstance(body, bytes):
-        return body.find(wanted, at)
+        return body.find(sought, at)
     for start in range(at, len(body), SLICE_BYTES):
         breathe()
-        place = bytes(body[start : start + SLICE_BYTES + len(wanted) - 1]).find(wanted)
+        place = bytes(body[start : start + SLICE_BYTES + len(sought) - 1]).find(sought)
         if place >= 0:
             return start + place
     return -1

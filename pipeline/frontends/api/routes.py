@@ -37,7 +37,7 @@ from pipeline.frontends.api.pipelines import (
     served_by,
     takes_sequences,
 )
-from pipeline.frontends.api.sockets import Talk
+from pipeline.frontends.api.sockets import SocketRequests
 from pipeline.frontends.http.bodies import is_json
 from pipeline.frontends.http.paths import PathEndpoint, Paths
 from pipeline.frontends.http.routes import (
@@ -86,7 +86,11 @@ class ApiRoutes:
         self.limits = limits
         self._paths = Paths(
             "/api",
-            {_PATH: ("POST", self._infer), f"{_PATH}/ws": ("GET", self._talk), **(more or {})},
+            {
+                _PATH: ("POST", self._infer),
+                f"{_PATH}/ws": ("GET", self._open_socket),
+                **(more or {}),
+            },
             self._refuse_path,
         )
         self._posted = re.compile(_PATH)
@@ -119,13 +123,13 @@ class ApiRoutes:
         served_by(entry)
         return await ApiEndpoint(self, entry, request).answer(request)
 
-    async def _talk(self, request: WebRequest, name: str) -> WebUpgrade:
+    async def _open_socket(self, request: WebRequest, name: str) -> WebUpgrade:
         """Answer requests in messages of a WebSocket."""
         entry = self.pipelines.entry(name)
         served_by(entry)
         head = accepted(request.headers)
-        talk = Talk(ApiEndpoint(self, entry, request), request.query)
-        return WebUpgrade(head, talk.run, min(self.limits.message_bytes, MOST_BYTES))
+        requests = SocketRequests(ApiEndpoint(self, entry, request), request.query)
+        return WebUpgrade(head, requests.run, min(self.limits.message_bytes, MOST_BYTES))
 
     async def _refuse_path(self, request: WebRequest, name: str) -> WebResponse:
         there = ", ".join(f"/api/{known}" for known in self.pipelines.names())
@@ -176,9 +180,9 @@ class ApiEndpoint:
                 return media
         except Exception as error:
             return reply_to(shown(error))
-        return self._beside(answer)
+        return self._written_in_thread(answer)
 
-    async def _beside(self, answer: Any) -> WebResponse:
+    async def _written_in_thread(self, answer: Any) -> WebResponse:
         """Write a large answer in a thread."""
         write = partial(written_large, answer, self._api.limits)
         try:
@@ -193,11 +197,11 @@ class ApiEndpoint:
         body, left_s = await request.received(), self.left_s
         read = partial(self._read, body, request.query)
         if is_large(body) and not (self._key and self._stays(body)):
-            (served, asked), left_s = await self._api.offload.run(read, left_s)
+            (served, engine_request), left_s = await self._api.offload.run(read, left_s)
         else:
-            served, asked = read()
+            served, engine_request = read()
         del body, read  # the request has its own copy, or a view
-        raw, target = asked
+        raw, target = engine_request
         if form is None:
             future = ask(served.engine.begin, raw, left_s, target)
             answer = await future
@@ -239,8 +243,8 @@ class ApiEndpoint:
 
     def _asked(self, served: ServedGraph, fields: dict[str, Any], is_text: bool) -> EngineRequest:
         """Return the engine's input of a request whose answer `reply` writes."""
-        asked = self._api.pipelines.asked
-        return asked(served, fields, self._headers, is_text, takes_views=True)
+        make_request = self._api.pipelines.asked
+        return make_request(served, fields, self._headers, is_text, takes_views=True)
 
     async def part(self, answer: Any, failure: PipelineError | None) -> bytes:
         """Return the JSON of a part. Raises HttpError for an error, with its status."""

@@ -30,7 +30,7 @@ _KEY = "data"
 _JSON = b"application/json"
 
 
-class Talk:
+class SocketRequests:
     """The requests of one WebSocket.
 
     A message of the client is one of: `{"data": fields}`, which begins a request; bytes, which are
@@ -43,12 +43,12 @@ class Talk:
     """
 
     def __init__(self, endpoint: ApiEndpoint, query: str) -> None:
-        said = dict(parse_qsl(query))
-        credit = said.get("credit")
+        parameters = dict(parse_qsl(query))
+        credit = parameters.get("credit")
         if credit is not None and not (credit.isascii() and credit.isdigit()):
             raise HttpError(400, PackageError(f"credit has to be a number, not {credit[:20]!r}"))
         self._endpoint = endpoint
-        self._key = said.get("key", _KEY)
+        self._key = parameters.get("key", _KEY)
         self._sequence: Mapping[str, Any] = sequence_in(query)
         self._credit = None if credit is None else int(credit[:9])
         self._credited = asyncio.Event()
@@ -60,7 +60,7 @@ class Talk:
         """Answer requests until the client disconnects or the server stops."""
         try:
             while (message := await socket.receive()) is not None:
-                await self._take(message, socket)
+                await self._begin(message, socket)
             if socket.is_last and self._tasks:
                 await self._finish(socket)
         finally:
@@ -79,17 +79,17 @@ class Talk:
         while (message := await socket.receive(is_stopping=True)) is not None:
             with contextlib.suppress(PipelineError):
                 if message.kind != BINARY:
-                    self._is_order(await self._said(message.data))
+                    self._is_order(await self._content(message.data))
 
-    async def _take(self, message: WebMessage, socket: WebSocket) -> None:
+    async def _begin(self, message: WebMessage, socket: WebSocket) -> None:
         try:
             if message.kind == BINARY:
                 fields, is_text = {self._key: message.data}, True
             else:
-                said = await self._said(message.data)
-                if self._is_order(said):
+                content = await self._content(message.data)
+                if self._is_order(content):
                     return
-                fields, is_text = said[_KEY], False
+                fields, is_text = content[_KEY], False
         except PipelineError as error:
             await self._fail(socket, next(self._numbers), error)
             return
@@ -108,33 +108,34 @@ class Talk:
         self._tasks[number] = task
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
-    async def _said(self, text: bytes) -> dict[str, Any]:
+    async def _content(self, text: bytes) -> dict[str, Any]:
         """Return the content of a message. Raises PackageError."""
         read = partial(object_of, text, _JSON, self._endpoint.limits)
-        said = (await self._endpoint.offload.run(read))[0] if is_large(text) else read()
-        if len(said) != 1 or not (
-            isinstance(said.get(_KEY), dict) or self._number(said, "credit", "cancel") is not None
+        content = (await self._endpoint.offload.run(read))[0] if is_large(text) else read()
+        if len(content) != 1 or not (
+            isinstance(content.get(_KEY), dict)
+            or self._number(content, "credit", "cancel") is not None
         ):
             raise PackageError(
                 'a message is {"data": {...}}, {"credit": number} or {"cancel": number}'
             )
-        return said
+        return content
 
-    def _is_order(self, said: Mapping[str, Any]) -> bool:
+    def _is_order(self, content: Mapping[str, Any]) -> bool:
         """Handle a message that begins no request; return whether it was one."""
-        if (credit := self._number(said, "credit")) is not None:
+        if (credit := self._number(content, "credit")) is not None:
             if self._credit is not None:
                 self._credit += credit
                 self._credited.set()
             return True
-        if (number := self._number(said, "cancel")) is not None:
+        if (number := self._number(content, "cancel")) is not None:
             if number in self._tasks:
                 self._tasks[number].cancel()
             return True
         return False
 
-    def _number(self, said: Mapping[str, Any], *names: str) -> int | None:
-        value = next((said[name] for name in names if name in said), None)
+    def _number(self, content: Mapping[str, Any], *names: str) -> int | None:
+        value = next((content[name] for name in names if name in content), None)
         return value if type(value) is int and value >= 0 else None
 
     async def _run(

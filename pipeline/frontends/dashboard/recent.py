@@ -62,7 +62,7 @@ _ERROR_CHARS = 500
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Candidate:
     """A request to show: its row, and its details once they are looked up."""
 
     row: dict[str, int]
@@ -94,9 +94,9 @@ class SlowRequestLog:
         self._clock_ns = clock_ns
         self._wall_ns = wall_ns
         self._pending = PendingSpans()
-        self._slots: dict[int, list[_Kept]] = {}
-        self._failures: deque[_Kept] = deque(maxlen=MAX_FAILED)
-        self._callers: deque[_Kept] = deque(maxlen=MAX_FAILED)  # failures caused by callers
+        self._slots: dict[int, list[_Candidate]] = {}
+        self._failures: deque[_Candidate] = deque(maxlen=MAX_FAILED)
+        self._callers: deque[_Candidate] = deque(maxlen=MAX_FAILED)  # failures caused by callers
         self._errors: dict[int, tuple[int, str]] = {}
 
     def failed(self, data_id: int, log_id: int, error: object) -> None:
@@ -115,39 +115,41 @@ class SlowRequestLog:
         self._pending.end(requests["data_id"])
         # most requests are overtaken by slower ones before, and are never looked up
         if self._pending.is_full:
-            kept = itertools.chain.from_iterable(self._slots.values())
-            self._look_up([*kept, *self._failures, *self._callers])
+            requests_kept = itertools.chain.from_iterable(self._slots.values())
+            self._look_up([*requests_kept, *self._failures, *self._callers])
             self._pending.compact()
         self._forget()
 
     def slowest(self) -> list[RecentRequest]:
         """Return the slowest requests of the last minute that succeeded, slowest first."""
         self._forget()
-        kept = itertools.chain.from_iterable(self._slots.values())
-        return self._look_up(sorted(kept, key=lambda kept: -kept.took_ns)[:MAX_SLOW])
+        candidates = itertools.chain.from_iterable(self._slots.values())
+        return self._look_up(
+            sorted(candidates, key=lambda candidates: -candidates.took_ns)[:MAX_SLOW]
+        )
 
     def failures(self) -> list[RecentRequest]:
         """Return the last failed requests, and the last that failed by their callers' fault."""
-        kept = [*reversed(self._failures), *reversed(self._callers)]
-        return [self._with_text(shown) for shown in self._look_up(kept)]
+        failures = [*reversed(self._failures), *reversed(self._callers)]
+        return [self._with_text(shown) for shown in self._look_up(failures)]
 
     def _keep_slow(self, requests: Rows) -> None:
         slot = int(requests["end_ns"].max()) // _SLOT_NS
-        kept = self._slots.setdefault(slot, [])
-        slow = _slow(requests, kept)
+        slowest = self._slots.setdefault(slot, [])
+        slow = _slow(requests, slowest)
         if len(slow):
-            kept += [_Kept(row) for row in _dicts(requests.take(slow))]
-            kept.sort(key=lambda one: -one.took_ns)
-            del kept[MAX_SLOW:]
+            slowest += [_Candidate(row) for row in _dicts(requests.take(slow))]
+            slowest.sort(key=lambda one: -one.took_ns)
+            del slowest[MAX_SLOW:]
 
     def _keep_failed(self, requests: Rows) -> None:
         failed = requests.take(np.flatnonzero(requests["outcome"] > 0))
         if not len(failed):  # the common case
             return
         is_callers = np.isin(failed["outcome"], BY_CALLERS)
-        for kept, which in ((self._failures, ~is_callers), (self._callers, is_callers)):
+        for failures, which in ((self._failures, ~is_callers), (self._callers, is_callers)):
             for row in _dicts(failed[which][-MAX_FAILED:]):
-                kept.append(_Kept(row, *self._errors.get(row["data_id"], (0, ""))))
+                failures.append(_Candidate(row, *self._errors.get(row["data_id"], (0, ""))))
 
     def _forget(self) -> None:
         oldest = self._clock_ns() // _SLOT_NS - _SLOTS
@@ -161,31 +163,31 @@ class SlowRequestLog:
         log_id, text = self._errors[request.data_id]
         return msgspec.structs.replace(request, log_id=log_id, error=text)
 
-    def _look_up(self, wanted: Sequence[_Kept]) -> list[RecentRequest]:
+    def _look_up(self, candidates: Sequence[_Candidate]) -> list[RecentRequest]:
         """Return the details of these requests, with their spans at the first lookup."""
-        unknown = [kept.row["data_id"] for kept in wanted if kept.shown is None]
+        unknown = [candidate.row["data_id"] for candidate in candidates if candidate.shown is None]
         spans = self._pending.find(unknown) if unknown else None
-        for kept in wanted:
-            if kept.shown is None and spans is not None:
-                kept.shown = self._shown(kept, spans)
-        return [kept.shown for kept in wanted if kept.shown is not None]
+        for candidate in candidates:
+            if candidate.shown is None and spans is not None:
+                candidate.shown = self._shown(candidate, spans)
+        return [candidate.shown for candidate in candidates if candidate.shown is not None]
 
-    def _shown(self, kept: _Kept, own_spans: FoundSpans) -> RecentRequest:
-        row, to_wall_ns = kept.row, self._wall_ns() - self._clock_ns()
+    def _shown(self, candidate: _Candidate, own_spans: SizedSpans) -> RecentRequest:
+        row, to_wall_ns = candidate.row, self._wall_ns() - self._clock_ns()
         data_id, start_ns = row["data_id"], row["start_ns"]
         spans = self._spans_of(data_id, start_ns, own_spans)
         return RecentRequest(
             data_id=data_id,
-            log_id=kept.log_id,
+            log_id=candidate.log_id,
             ended_ms=(row["end_ns"] + to_wall_ns) // 10**6,
-            took_ns=kept.took_ns,
+            took_ns=candidate.took_ns,
             outcome=row["outcome"],
             code=row["code"],
-            error=kept.error,
+            error=candidate.error,
             spans=[_unpacking(row), *spans, *_packing(row)],
         )
 
-    def _spans_of(self, data_id: int, start_ns: int, spans: FoundSpans) -> Iterator[RecentSpan]:
+    def _spans_of(self, data_id: int, start_ns: int, spans: SizedSpans) -> Iterator[RecentSpan]:
         mine = np.flatnonzero(spans.spans["data_id"] == data_id)
         order = np.argsort(spans.spans["ready_ns"][mine], kind="stable")
         for index in mine[order][:_MAX_SPANS]:
@@ -205,11 +207,11 @@ def _dicts(requests: Rows) -> Iterator[dict[str, int]]:
         yield dict(zip(REQUEST.names or (), row, strict=True))
 
 
-def _slow(requests: Rows, kept: list[_Kept]) -> Positions:
+def _slow(requests: Rows, slowest: list[_Candidate]) -> Positions:
     """Return the places of the rows that are among the slowest, together with the ones in
     `kept`."""
     took_ns = requests["end_ns"] - requests["start_ns"]
-    floor_ns = kept[-1].took_ns if len(kept) >= MAX_SLOW else -1
+    floor_ns = slowest[-1].took_ns if len(slowest) >= MAX_SLOW else -1
     slow: Positions = np.flatnonzero(took_ns > floor_ns)
     slow = slow[requests["outcome"].take(slow) == Outcome.OK]
     if len(slow) > MAX_SLOW:
@@ -381,7 +383,7 @@ _MAX_KEPT = 64 * 1024  # spans of active requests
 _MAX_AGE_NS = 600 * 10**9
 
 
-class FoundSpans(NamedTuple):
+class SizedSpans(NamedTuple):
     """Spans, and for each the number of requests in its batch: 0 if it never ran."""
 
     spans: Rows
@@ -395,15 +397,15 @@ class _Piece:
     spans: Rows
     sizes: Integers | None = None
 
-    def take(self, which: Positions) -> FoundSpans:
+    def take(self, which: Positions) -> SizedSpans:
         spans = self.spans.take(which)
         if self.sizes is not None:
-            return FoundSpans(spans, self.sizes.take(which))
+            return SizedSpans(spans, self.sizes.take(which))
         if not len(which):
-            return FoundSpans(spans, np.zeros(0, np.int64))
+            return SizedSpans(spans, np.zeros(0, np.int64))
         own_batches = batches(self.spans)
         sizes = own_batches.sizes.take(own_batches.of(which))
-        return FoundSpans(spans, np.where(spans["batch"] < 0, 0, sizes))
+        return SizedSpans(spans, np.where(spans["batch"] < 0, 0, sizes))
 
 
 class PendingSpans:
@@ -428,12 +430,12 @@ class PendingSpans:
             self._pieces.append(_Piece(spans))
             self._count += len(spans)
 
-    def find(self, data_ids: Sequence[int]) -> FoundSpans:
+    def find(self, data_ids: Sequence[int]) -> SizedSpans:
         """Return all spans of a few requests that have not been dropped."""
-        wanted = np.array(data_ids, np.int64)
+        request_ids = np.array(data_ids, np.int64)
         return _joined(
             [
-                piece.take(np.flatnonzero(np.isin(piece.spans["data_id"], wanted)))
+                piece.take(np.flatnonzero(np.isin(piece.spans["data_id"], request_ids)))
                 for piece in self._pieces
             ]
         )
@@ -463,25 +465,27 @@ class PendingSpans:
         )
         data_ids = np.concatenate([piece.spans["data_id"] for piece in self._pieces])
         is_open = np.isin(data_ids, np.concatenate(self._ended), invert=True)
-        kept, begin = [], 0
+        pieces, begin = [], 0
         for piece in self._pieces:
             end = begin + len(piece.spans)
             which = np.flatnonzero(is_open[begin:end])
             # Spans may outlive their request.
-            kept.append(piece.take(which[piece.spans["result_received_ns"].take(which) > since_ns]))
+            pieces.append(
+                piece.take(which[piece.spans["result_received_ns"].take(which) > since_ns])
+            )
             begin = end
-        left = _joined(kept)
+        left = _joined(pieces)
         piece = _Piece(left.spans[-_MAX_KEPT:], left.sizes[-_MAX_KEPT:])
         self._count = len(piece.spans)
         self._limit = max(_MIN_KEPT, 2 * self._count)
         self._pieces = [piece] if self._count else []
 
 
-def _joined(pieces: Sequence[FoundSpans]) -> FoundSpans:
+def _joined(pieces: Sequence[SizedSpans]) -> SizedSpans:
     pieces = [piece for piece in pieces if len(piece.spans)]
     if not pieces:
-        return FoundSpans(np.empty(0, SPAN), np.zeros(0, np.int64))
-    return FoundSpans(
+        return SizedSpans(np.empty(0, SPAN), np.zeros(0, np.int64))
+    return SizedSpans(
         joined([piece.spans for piece in pieces]), np.concatenate([piece.sizes for piece in pieces])
     )
 

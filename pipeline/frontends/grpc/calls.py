@@ -11,7 +11,7 @@ from weakref import WeakSet
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pipeline.frontends.grpc.sockets import FoundSocket, GrpcSockets, Peer, peer_named, send_away
+from pipeline.frontends.grpc.sockets import GrpcSockets, Peer, ProcessSocket, peer_named, send_away
 from pipeline.system.event_loop import waited
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -30,7 +30,7 @@ class RunningCalls:
         self._calls: dict[_Context, str] = {}
         self._streams = WeakSet[Messages]()
         self._idle: asyncio.Event | None = None  # set while `wait` runs
-        self._open: dict[Peer, list[FoundSocket]] = {}
+        self._open: dict[Peer, list[ProcessSocket]] = {}
         self._per_peer: Counter[Peer] = (
             Counter()
         )  # number of calls, by peer with an open connection
@@ -140,16 +140,16 @@ class GrpcHealth(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it ha
     def set_ready(self, ready: bool) -> None:
         """Set the answer, and notify all watchers."""
         self._is_ready = ready and not self._is_closed
-        self._tell()
+        self._notify()
 
     def close(self) -> None:
         """Answer NOT_SERVING permanently; watchers receive it, then their calls end with
         UNAVAILABLE.
         """
         self._is_ready, self._is_closed = False, True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

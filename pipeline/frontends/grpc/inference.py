@@ -74,7 +74,7 @@ class _Calls:
             if answer.done() and _is_closed(answer.result()):
                 raise _not_begun(answer.result())
             response = await answer
-            _say(answer.head, response, call)
+            _send_head(answer.head, response, call)
         except DeadlineError as error:
             return self._wire.write_error(error)
         except PipelineError as error:
@@ -102,7 +102,7 @@ class _Calls:
             answers = answers_to(self._begin, *read, reader=reader)
             async with contextlib.aclosing(answers):
                 async for response, is_part in answers:
-                    _say(None if is_part else reader.head, response, call)
+                    _send_head(None if is_part else reader.head, response, call)
                     yield await self._written(response)
         except DeadlineError as error:
             yield self._wire.write_error(error)
@@ -115,7 +115,7 @@ class _Calls:
         """Return the request, its time in seconds, and its target."""
         traceparent = call.header("traceparent") if self._takes_trace else ""
         info = None if self._forwarding is None else self._forwarding.info(call.headers())
-        left_s = _time_given(call)
+        left_s = _timeout_of(call)
         if len(message) <= SHORT_BYTES:
             is_usual = not traceparent and info is None
             target = None if is_usual else RequestTarget(traceparent=traceparent, info=info)
@@ -133,7 +133,7 @@ class _Calls:
         return await self._wire.write_large(response)
 
 
-def failure_said(head: AnswerHead, response: Any) -> GrpcError | None:
+def failure_in(head: AnswerHead, response: Any) -> GrpcError | None:
     """Return the failure in a head from user code; None: the answer is a success."""
     if head.status is None or head.status < ERROR_STATUSES[0]:
         return None
@@ -143,11 +143,11 @@ def failure_said(head: AnswerHead, response: Any) -> GrpcError | None:
     return GrpcError(status, response.err_msg, response.err_no, head=head)
 
 
-def _say(head: AnswerHead | None, response: Any, call: GrpcCall) -> None:
+def _send_head(head: AnswerHead | None, response: Any, call: GrpcCall) -> None:
     """Send the head that user code set. Raises GrpcError if it is an error's."""
     if head is None:
         return
-    failure = failure_said(head, response)
+    failure = failure_in(head, response)
     if failure is not None:
         raise failure
     call.say(head)
@@ -167,13 +167,13 @@ def _not_begun(response: Response) -> GrpcError:
     return GrpcError(unavailable, response.err_msg, ClosedError.code, retry_after_s=0)
 
 
-def _time_given(call: GrpcCall) -> float | None:
+def _timeout_of(call: GrpcCall) -> float | None:
     """Return the seconds for the server's answer; None: the client set no limit."""
     left, limit = call.time_left(), call.header(TIMEOUT)
     if not limit:
         return left
     try:
-        given = seconds_of(limit, TIMEOUT)
+        seconds = seconds_of(limit, TIMEOUT)
     except PackageError as error:
         raise grpc_error(error) from error
-    return given if left is None else min(given, left)
+    return seconds if left is None else min(seconds, left)

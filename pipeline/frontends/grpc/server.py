@@ -340,12 +340,12 @@ def _answering(name: str, method: Unary, running: RunningCalls) -> Any:
 def _streaming(name: str, stream: Stream, running: RunningCalls) -> Any:
     async def answer(messages: AsyncIterator[bytes], context: _Context) -> None:
         running.add(context)
-        asked = running.read(messages)
+        requests = running.read(messages)
         try:
-            async with contextlib.aclosing(stream(asked, GrpcCall(context))) as answers:
+            async with contextlib.aclosing(stream(requests, GrpcCall(context))) as answers:
                 async for message in answers:
                     await context.write(message)  # with `yield`, gRPC logs a peer that has left
-            if not asked.is_cut:
+            if not requests.is_cut:
                 return
             failure = _failure(name, grpc_error(ClosedError("the server has stopped")))
         except Exception as error:

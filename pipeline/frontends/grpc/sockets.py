@@ -34,7 +34,7 @@ _INET = (socket.AF_INET, socket.AF_INET6)
 _open_at: Counter[object] = Counter()  # servers of this process, by port or Unix socket
 
 
-class FoundSocket(NamedTuple):
+class ProcessSocket(NamedTuple):
     """A socket of this process; its inode distinguishes it from a later one with its descriptor."""
 
     descriptor: int
@@ -45,7 +45,7 @@ class GrpcSockets:
     """Finds and closes the sockets of a gRPC server."""
 
     def __init__(self) -> None:
-        self._listeners: list[FoundSocket] = []
+        self._listeners: list[ProcessSocket] = []
         self._place: object = None
 
     @contextlib.contextmanager
@@ -73,7 +73,7 @@ class GrpcSockets:
                     await take_last(sock)
                     _make_unreachable(listener)
 
-    def connections(self) -> list[tuple[Peer, FoundSocket]]:
+    def connections(self) -> list[tuple[Peer, ProcessSocket]]:
         """Return the open connections; an empty list if another server's would be among them."""
         if not self._listeners or _open_at[self._place] > 1:
             return []
@@ -93,7 +93,7 @@ class GrpcSockets:
             _open_at[self._place] -= 1
 
 
-def _make_unreachable(listener: FoundSocket) -> None:
+def _make_unreachable(listener: ProcessSocket) -> None:
     with _taken(listener) as sock, socket.socket(socket.AF_UNIX, _AS_IT_IS) as unreachable:
         if (
             sock is not None
@@ -103,7 +103,7 @@ def _make_unreachable(listener: FoundSocket) -> None:
             os.dup2(unreachable.fileno(), listener.descriptor, inheritable=False)
 
 
-def send_away(connection: FoundSocket) -> None:
+def send_away(connection: ProcessSocket) -> None:
     """Send GOAWAY: the peer makes its next calls elsewhere, and closes after its last call.
 
     Nothing may run on the connection: then each write of gRPC itself is whole frames.
@@ -114,7 +114,7 @@ def send_away(connection: FoundSocket) -> None:
                 sock.send(_GOAWAY, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
-def end(connection: FoundSocket) -> None:
+def end(connection: ProcessSocket) -> None:
     """Shut down the sending side: the peer closes the connection, and gRPC sees that."""
     with _taken(connection) as sock:
         if sock is not None:
@@ -147,7 +147,7 @@ def _peer_of(sock: socket.socket) -> Peer:
     return None
 
 
-def _sockets() -> Iterator[tuple[FoundSocket, socket.socket]]:
+def _sockets() -> Iterator[tuple[ProcessSocket, socket.socket]]:
     """Yield all stream sockets of this process with a name, each open until the next."""
     with contextlib.suppress(FileNotFoundError):  # without /proc gRPC stops in its own way
         for name in os.listdir(_FOLDER):
@@ -155,10 +155,10 @@ def _sockets() -> Iterator[tuple[FoundSocket, socket.socket]]:
                 if sock is None:
                     continue
                 if sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM:
-                    yield FoundSocket(int(name), os.fstat(sock.fileno()).st_ino), sock
+                    yield ProcessSocket(int(name), os.fstat(sock.fileno()).st_ino), sock
 
 
-def _listening() -> list[tuple[FoundSocket, object]]:
+def _listening() -> list[tuple[ProcessSocket, object]]:
     return [
         (entry, _place_of(sock))
         for entry, sock in _sockets()
@@ -179,7 +179,7 @@ def _is_at(sock: socket.socket, place: object) -> bool:
 
 
 @contextlib.contextmanager
-def _taken(entry: FoundSocket) -> Iterator[socket.socket | None]:
+def _taken(entry: ProcessSocket) -> Iterator[socket.socket | None]:
     """Yield the socket, if the descriptor still belongs to it."""
     with _opened(entry.descriptor) as sock:
         is_it = sock is not None and os.fstat(sock.fileno()).st_ino == entry.inode

@@ -53,8 +53,8 @@ class Cors:
             return None
         if not self.allows(origin.decode("latin-1")):
             return None
-        asked = fields.get(_ASKED_HEADERS, b"").decode("latin-1").lower().split(",")
-        allowed = [name for word in asked if (name := word.strip()) in self._headers]
+        names = fields.get(_ASKED_HEADERS, b"").decode("latin-1").lower().split(",")
+        allowed = [name for word in names if (name := word.strip()) in self._headers]
         headers = [
             *self._permission(origin),
             (b"access-control-allow-methods", _METHODS),

@@ -234,7 +234,7 @@ class Exchange:
         connection.transport.set_protocol(
             self.socket
         )  # clients wait for the head: nothing has arrived
-        await reply.talk(self.socket)
+        await reply.run(self.socket)
         await self.socket.end()
 
     async def _drained(self) -> None:

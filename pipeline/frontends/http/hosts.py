@@ -27,7 +27,7 @@ class Hosts:
 
     def __init__(self, names: Sequence[str] = (), cors: Cors | None = None) -> None:
         self.cors: Cors = cors or Cors()
-        self._told = [name.lower().rstrip(".") for name in names]
+        self._configured = [name.lower().rstrip(".") for name in names]
         self._own: frozenset[str] | None = None
 
     async def check(self, headers: Mapping[bytes, bytes]) -> None:
@@ -79,7 +79,7 @@ class Hosts:
         scheme, _, authority = page.rpartition("://")
         if authority and _same(authority, host.decode("latin-1").lower(), scheme):
             return
-        if (authority and self._is_told(_name_of(authority))) or self.cors.allows(page):
+        if (authority and self._is_configured(_name_of(authority))) or self.cors.allows(page):
             return
         raise _foreign(
             f"a web page from {page[:_MAX_SHOWN]!r} may not ask this server: add its host to "
@@ -89,16 +89,16 @@ class Hosts:
     async def _knows(self, name: str) -> bool:
         if not name or name == "localhost" or name.endswith(".localhost") or _is_address(name):
             return True
-        if self._is_told(name):
+        if self._is_configured(name):
             return True
         if self._own is None:
             self._own = await asyncio.to_thread(_own_names)  # may query a name server
         return name in self._own
 
-    def _is_told(self, name: str) -> bool:
+    def _is_configured(self, name: str) -> bool:
         return any(
             own in ("*", name) or (own.startswith(".") and f".{name}".endswith(own))
-            for own in self._told
+            for own in self._configured
         )
 
 

@@ -33,12 +33,12 @@ _TRACE = re.compile(rb"\r\n%b:([^\r\n]*)" % HEADER.encode(), re.IGNORECASE)
 class LoggedConnection(HttpConnection):
     """A connection that writes its requests to a log."""
 
-    __slots__ = ("_access", "_address", "_asked", "_began")
+    __slots__ = ("_access", "_address", "_began", "_lane_head")
 
     def __init__(self, access: AccessLog, listener: HttpListener) -> None:
         super().__init__(listener)
         self._access = access
-        self._asked = b""  # the head of a request in the lane
+        self._lane_head = b""  # the head of a request in the lane
         self._began = 0.0
 
     def connection_made(self, transport: Any) -> None:
@@ -56,7 +56,7 @@ class LoggedConnection(HttpConnection):
 
     def _take(self) -> None:
         self._began = self._loop.time()
-        self._asked = self._data[self._at : self._data.find(END, self._at)]
+        self._lane_head = self._data[self._at : self._data.find(END, self._at)]
         super()._take()
 
     def end(self, answer: Any) -> None:
@@ -76,9 +76,9 @@ class LoggedConnection(HttpConnection):
             self._write_exchange(current)
 
     def _write_lane(self, status: int, sent_bytes: int) -> None:
-        trace = _TRACE.search(self._asked)
+        trace = _TRACE.search(self._lane_head)
         self._write(
-            self._asked.partition(b"\r\n")[0].decode("latin-1"),
+            self._lane_head.partition(b"\r\n")[0].decode("latin-1"),
             *(status, sent_bytes, trace[1] if trace else b""),
         )
 

@@ -63,7 +63,7 @@ class Pairs:
 
     def endpoint(self, request: WebRequest) -> Endpoint | None:
         """Return the endpoint of a path, or None. Raises HttpError for another method than POST."""
-        target = self._found(request)
+        target = self._endpoint(request)
         if target is None:
             return None
         if request.method != "POST":
@@ -72,9 +72,9 @@ class Pairs:
 
     def in_line(self, request: WebRequest) -> PairsEndpoint | None:
         """Return the endpoint for a POST; None: another path, or a request for a stream."""
-        return None if stream_form(request.accepts) is not None else self._found(request)
+        return None if stream_form(request.accepts) is not None else self._endpoint(request)
 
-    def _found(self, request: WebRequest) -> PairsEndpoint | None:
+    def _endpoint(self, request: WebRequest) -> PairsEndpoint | None:
         parts = request.path.split("/")
         if len(parts) != 3 or parts[1] in _OF_OTHERS or not parts[2]:
             return None
@@ -102,10 +102,10 @@ class PairsEndpoint:
             request = self._read(body, self._name, self._method)
         except PipelineError:
             raise HandOverError from None
-        target = self._target if self._headers is None else self._told(is_large=False)
+        target = self._target if self._headers is None else self._target_of(is_large=False)
         return self._begin(request, self._timeout_s, target, sink)
 
-    def _told(self, is_large: bool) -> RequestTarget | None:
+    def _target_of(self, is_large: bool) -> RequestTarget | None:
         """Return the target of a request, a new copy for each: its receiver may change it."""
         info = None
         if self._headers is not None and self._pairs.forwarding is not None:
@@ -125,9 +125,9 @@ class PairsEndpoint:
             return WebResponse(http_status_of(answer), error_body(answer), headers=(later,))
         if isinstance(answer, Exception):
             raise answer
-        return self._beside(answer)
+        return self._written_in_thread(answer)
 
-    async def _beside(self, answer: Any) -> WebResponse:
+    async def _written_in_thread(self, answer: Any) -> WebResponse:
         """Write a large answer in a thread. Raises HttpError for an unexpected error."""
         if not isinstance(answer, LargeResponse):
             raise HttpError(500, no_response(answer))
@@ -151,7 +151,7 @@ class PairsEndpoint:
             return WebResponse(body=late) if form is None else stream_of_error(error, form)
         except PipelineError as error:
             raise HttpError(http_status_of(error), error) from error
-        target = self._told(is_large)
+        target = self._target_of(is_large)
         try:
             if form is not None:
                 parts = StreamedAnswer(form, self._part, short_json, pairs.heartbeat_s)

@@ -146,11 +146,11 @@ class WebStream(msgspec.Struct, frozen=True):
 class WebUpgrade(msgspec.Struct, frozen=True):
     """The answer to a WebRequest that becomes a WebSocket; `head` is the whole head.
 
-    `talk` uses the socket, in messages of `most_bytes`; it is cancelled if the client disconnects.
+    `run` uses the socket, in messages of `most_bytes`; it is cancelled if the client disconnects.
     """
 
     head: bytes
-    talk: Callable[[WebSocket], Awaitable[None]]
+    run: Callable[[WebSocket], Awaitable[None]]
     most_bytes: int
 
 

@@ -203,9 +203,9 @@ class HttpFrontend:
             if preflight is not None:
                 exchange.more_headers = ()
                 return preflight
-        given, exchange.given = exchange.given, None
-        if given is not None:
-            return await given
+        lane_answer, exchange.given = exchange.given, None
+        if lane_answer is not None:
+            return await lane_answer
         parts = path.split("/")
         if self._has_health and path in HEALTH:
             return self._health(exchange.method, "ready")

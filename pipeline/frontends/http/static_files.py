@@ -43,8 +43,8 @@ def files_in(folder: Path, headers: tuple[Header, ...]) -> Mapping[str, WebRespo
 def _read(path: Path, headers: tuple[Header, ...]) -> WebResponse:
     body = path.read_bytes()
     tag = b'"%s"' % hashlib.sha256(body).hexdigest()[:16].encode()
-    kept = ((b"cache-control", b"no-cache"), (b"etag", tag), *headers)
-    return WebResponse(200, body, _TYPES[path.suffix], kept)
+    headers_of_file = ((b"cache-control", b"no-cache"), (b"etag", tag), *headers)
+    return WebResponse(200, body, _TYPES[path.suffix], headers_of_file)
 
 
 def unless_known(file: WebResponse, request: WebRequest) -> WebResponse:

@@ -155,9 +155,9 @@ class StreamedAnswer(PartsReader):
 
     def stream(self) -> WebStream:
         """Return the stream of the begun request; it is cancelled if the client disconnects."""
-        return stream_in(self._form, self._pieces(), self._take_way)
+        return stream_in(self._form, self._pieces(), self._set_send)
 
-    def _take_way(self, send: Callable[[bytes], bool]) -> None:
+    def _set_send(self, send: Callable[[bytes], bool]) -> None:
         self._send = send
 
     def add(self, answers: Sequence[Any]) -> None:

@@ -11,7 +11,7 @@ from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import Begin, RequestHandle, RequestTarget, UnarySink
 from pipeline.errors import DeadlineError, PipelineError, UserCodeError
 from pipeline.frontends.base import HeaderForwarding, no_response, seconds_of
-from pipeline.frontends.grpc.inference import TIMEOUT, failure_said
+from pipeline.frontends.grpc.inference import TIMEOUT, failure_in
 from pipeline.frontends.grpc.server import trailing
 from pipeline.frontends.link.calls import (
     OVER,
@@ -99,7 +99,7 @@ class InferenceCall(UnarySink, LinkCall):
         try:
             target = None
             if metadata:
-                timeout_s, target = self._told(timeout_s)
+                timeout_s, target = self._limit_and_target(timeout_s)
             begun = service.begin(
                 service.wire.read(message, *service.names(metadata)), timeout_s, target, self
             )
@@ -108,14 +108,14 @@ class InferenceCall(UnarySink, LinkCall):
         else:
             self._work = self._work or begun  # it may have ended, and be written already
 
-    def _told(
+    def _limit_and_target(
         self, timeout_s: float | None, is_large: bool = False
     ) -> tuple[float | None, RequestTarget | None]:
         """Return the client's time limit, and the target of the request."""
         service, metadata = self._service, self._metadata
         if service.is_grpc and _TIMEOUT in metadata and (timeout := self.header(TIMEOUT)):
-            given = seconds_of(timeout, TIMEOUT)
-            timeout_s = given if timeout_s is None else min(given, timeout_s)
+            seconds = seconds_of(timeout, TIMEOUT)
+            timeout_s = seconds if timeout_s is None else min(seconds, timeout_s)
         trace = self.header("traceparent") if service.takes_trace else ""
         info = None if service.forwarding is None else service.forwarding.info(self.headers())
         if is_large or trace or info is not None:
@@ -128,7 +128,7 @@ class InferenceCall(UnarySink, LinkCall):
     async def _read_large(self, pieces: list[Piece]) -> None:
         service = self._service
         try:
-            timeout_s, target = self._told(self.timeout_s, is_large=True)
+            timeout_s, target = self._limit_and_target(self.timeout_s, is_large=True)
             names = service.names(self._metadata)
             request, left_s = await service.wire.read_large(pieces, timeout_s, *names)
             pieces.clear()
@@ -143,7 +143,7 @@ class InferenceCall(UnarySink, LinkCall):
         self._work = OVER
         try:
             head = self._head if self._service.is_grpc else None
-            if head is not None and (failure := failure_said(head, answer)):
+            if head is not None and (failure := failure_in(head, answer)):
                 self._peer.fail(self._number, end_of_exception(failure, "inference"))
             elif isinstance(answer, RESPONSES):
                 self._peer.answer(self._number, self._service.wire.write(answer), self._end)

@@ -74,7 +74,7 @@ class GatewayMemory:
         self.lent: int = 0
 
     @property
-    def told(self) -> SharedRegion:
+    def description(self) -> SharedRegion:
         """Return the description of the region for the gateway; descriptors are sent separately."""
         return SharedRegion(self._region, self._memory.arena.region_bytes)
 

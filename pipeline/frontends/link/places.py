@@ -78,7 +78,7 @@ class At(NamedTuple):
         return self.user not in (_ROOT, os.geteuid())
 
 
-def who_is_at(connection: Connected | None) -> At | None:
+def server_at(connection: Connected | None) -> At | None:
     """Return who is at the other end of a Unix socket; None: it is not known."""
     if _SO_PEERCRED is None or connection is None:
         return None

@@ -31,7 +31,7 @@ from pipeline.frontends.link.frames import (
 from pipeline.frontends.link.memory import GatewayMemory, InReach
 from pipeline.frontends.link.methods import LinkMethod
 from pipeline.frontends.link.outbox import Message, Outbox, Sending
-from pipeline.frontends.link.places import who_is_at
+from pipeline.frontends.link.places import server_at
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
 from pipeline.proto.slices import Piece
 from pipeline.workers.shm.arena import Arena
@@ -122,7 +122,7 @@ class LinkFrontend:
         if memory is None:
             outbox.send(frames.hello(self.hello))
             return None
-        greeting = frames.hello(msgspec.structs.replace(self.hello, memory=memory.told))
+        greeting = frames.hello(msgspec.structs.replace(self.hello, memory=memory.description))
         sent = memory.give(transport, greeting)
         if sent < len(greeting):
             outbox.send(greeting[sent:])
@@ -212,7 +212,7 @@ class Connection(asyncio.Protocol):
         self._inbox = Inbox(lambda *_: self._meet(frames.OPEN, 0, 0, b""), self._meet)
         self._last = 0  # id of the last call
         self._has_met = self._is_leaving = False
-        self._told = 0  # calls in flight, as last reported
+        self._reported = 0  # calls in flight, as last reported
         self._was_heard = False  # received something since the last check_alive
         self._silent_checks = 0
 
@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
         self.lost = self.loop.create_future()
         self._door.connections.add(self)
         self._timer = self.loop.call_later(_CHECK_INTERVAL_S, self.check_alive)
-        peer = who_is_at(transport.get_extra_info("socket"))
+        peer = server_at(transport.get_extra_info("socket"))
         if peer is not None and peer.is_stranger:
             self._give_up(f"it is of user {peer.user}, and this server of {os.geteuid()}")
 
@@ -340,7 +340,7 @@ class Connection(asyncio.Protocol):
                 self._check_idle()
         elif kind == frames.PING:
             self._outbox.send(frames.frame(frames.PONG, number))
-            if self._told != len(self.calls):
+            if self._reported != len(self.calls):
                 self.tell_state()
         elif kind == frames.FREED and self._outbox.memory is not None:
             self._outbox.memory.is_mapped = True
@@ -430,8 +430,8 @@ class Connection(asyncio.Protocol):
     def tell_state(self) -> None:
         """Send a STATE."""
         if self._has_met:
-            self._told = len(self.calls)
-            state = frames.STATED.pack(self._door.is_ready, self._told)
+            self._reported = len(self.calls)
+            state = frames.STATED.pack(self._door.is_ready, self._reported)
             self._outbox.send(frames.frame(frames.STATE, 0, state))
 
     def leave(self) -> None:

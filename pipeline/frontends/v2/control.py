@@ -103,22 +103,22 @@ def overrides_of_json(body: bytes, limits: Limits) -> Overrides:
 
 def with_dependents_of_json(body: bytes) -> bool:
     """Return `unload_dependents` of a request over HTTP. Raises V2Error."""
-    wanted = _parameters(body, "unload model").get("unload_dependents", False)
-    if not isinstance(wanted, bool):
+    unloads_dependents = _parameters(body, "unload model").get("unload_dependents", False)
+    if not isinstance(unloads_dependents, bool):
         text = "Unable to parse 'unload_dependents': attempt to access JSON non-boolean as boolean"
         raise internal(text)
-    return wanted
+    return unloads_dependents
 
 
 def overrides_of(parameters: Mapping[str, Any]) -> Overrides:
     """Return the overrides of a request over gRPC to load a model. Raises V2Error."""
     config, files = None, {}
     for name, value in parameters.items():
-        wanted = {"config": "string_param"}.get(name, "bytes_param")
+        field = {"config": "string_param"}.get(name, "bytes_param")
         if name != "config" and not name.startswith(_FILE):
             raise invalid(f"unrecognized load parameter '{name}'.")
-        if value.WhichOneof("parameter_choice") != wanted:
-            raise invalid(f"invalid value type for load parameter '{name}', expected {wanted}.")
+        if value.WhichOneof("parameter_choice") != field:
+            raise invalid(f"invalid value type for load parameter '{name}', expected {field}.")
         if name == "config":
             config = value.string_param
         else:
@@ -128,12 +128,12 @@ def overrides_of(parameters: Mapping[str, Any]) -> Overrides:
 
 def with_dependents_of(parameters: Mapping[str, Any]) -> bool:
     """Return `unload_dependents` of a request over gRPC. Raises V2Error."""
-    wanted = parameters.get("unload_dependents")
-    if wanted is None:
+    parameter = parameters.get("unload_dependents")
+    if parameter is None:
         return False
-    if wanted.WhichOneof("parameter_choice") != "bool_param":
+    if parameter.WhichOneof("parameter_choice") != "bool_param":
         raise invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
-    return bool(wanted.bool_param)
+    return bool(parameter.bool_param)
 
 
 def _parameters(body: bytes, what: str, most_bytes: int = SHORT_BYTES) -> Mapping[str, Any]:

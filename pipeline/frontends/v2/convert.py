@@ -200,7 +200,7 @@ def classes_wanted(outputs: Iterable[RequestedOutput]) -> dict[str, int]:
     Raises:
         V2Error: it is not a number of classes.
     """
-    wanted = {}
+    counts = {}
     for output in outputs:
         count = output.parameters.get(_PARAMETER, 0)
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < 2**32:
@@ -209,8 +209,8 @@ def classes_wanted(outputs: Iterable[RequestedOutput]) -> dict[str, int]:
                 f"classes, found {count!r}",
             )
         if count:
-            wanted[output.name] = count
-    return wanted
+            counts[output.name] = count
+    return counts
 
 
 def classes_of(array: Array, count: int, labels: Sequence[bytes], batches: bool) -> Array:

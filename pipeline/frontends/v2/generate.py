@@ -51,7 +51,7 @@ def read_generate(
         PackageError: the request is invalid; in Triton's words where it has any.
     """
     members = _members(body)
-    request = _Found(interface, limits)
+    request = _MemberReader(interface, limits)
     request_id = ""
     for name, value in members:
         if name == "id":
@@ -116,7 +116,7 @@ class _Object(list[tuple[str, Any]]):
     """A JSON object, in which a name may appear twice."""
 
 
-class _Found:
+class _MemberReader:
     """The inputs and parameters of a request, collected member by member."""
 
     def __init__(self, interface: ModelInterface, limits: Limits) -> None:

@@ -266,10 +266,10 @@ class _InferenceCalls:
 
     def reply(self, answer: Any, call: GrpcCall) -> Reply:
         """Return the written answer; see `DirectMethod`."""
-        asked, response = answer
-        written: bytes | list[Piece] | None = asked.written(response)
+        infer_call, response = answer
+        written: bytes | list[Piece] | None = infer_call.written(response)
         if written is None:
-            return self._finish(asked, response, call)
+            return self._finish(infer_call, response, call)
         if isinstance(written, bytes) or call.takes_pieces:
             return written
         return self._joined(written, call)
@@ -286,15 +286,17 @@ class _InferenceCalls:
             raise _failure(error) from error
         return place.data
 
-    async def _finish(self, asked: InferCall, answer: Any, call: GrpcCall) -> bytes | list[Piece]:
+    async def _finish(
+        self, infer_call: InferCall, answer: Any, call: GrpcCall
+    ) -> bytes | list[Piece]:
         """Write an answer of a form that is not known yet."""
         try:
             if is_short_answer(answer):
-                response = asked.response(answer)
+                response = infer_call.response(answer)
             else:
-                read = partial(asked.response, answer)
+                read = partial(infer_call.response, answer)
                 response, _ = await self._offload.run(read, call.time_left())
-            asked.learn(answer, response)
+            infer_call.learn(answer, response)
             return await self._write_answer(response, call)
         except (V2Error, PipelineError) as error:
             raise _ended(error, call) from error

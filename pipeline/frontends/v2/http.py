@@ -118,23 +118,23 @@ class InferenceRoutes:
 
     # Descriptions and states ------------------------------------------------------------
 
-    async def _server(self, asked: ModelRequest) -> WebResponse:
+    async def _server(self, model_request: ModelRequest) -> WebResponse:
         return _json(self._models.server_metadata())
 
     # KServe's clients want a body. Triton has none, and scripts of its users compare the whole of
     # what curl prints with "200": a server of a repository is asked by these.
 
-    async def _live(self, asked: ModelRequest) -> WebResponse:
+    async def _live(self, model_request: ModelRequest) -> WebResponse:
         is_live = self._models.is_live
         return self._state({"live": is_live}, is_live)
 
-    async def _ready(self, asked: ModelRequest) -> WebResponse:
+    async def _ready(self, model_request: ModelRequest) -> WebResponse:
         is_ready = await self._models.is_ready()
         return self._state({"ready": is_ready}, is_ready)
 
-    async def _model_ready(self, asked: ModelRequest) -> WebResponse:
-        if await self._models.is_model_ready(asked.name, asked.version):
-            return self._state({"name": asked.name, "ready": True}, True)
+    async def _model_ready(self, model_request: ModelRequest) -> WebResponse:
+        if await self._models.is_model_ready(model_request.name, model_request.version):
+            return self._state({"name": model_request.name, "ready": True}, True)
         return failed(400, "Model version not ready", content_type=TEXT)
 
     def _state(self, state: dict[str, Any], is_good: bool) -> WebResponse:
@@ -143,28 +143,28 @@ class InferenceRoutes:
             return WebResponse(status, content_type=TEXT)
         return _json(state, status)
 
-    async def _metadata(self, asked: ModelRequest) -> WebResponse:
-        return _json(self._models.metadata(asked.name, asked.version))
+    async def _metadata(self, model_request: ModelRequest) -> WebResponse:
+        return _json(self._models.metadata(model_request.name, model_request.version))
 
-    async def _config(self, asked: ModelRequest) -> WebResponse:
-        return _json(self._models.config(asked.name, asked.version))
+    async def _config(self, model_request: ModelRequest) -> WebResponse:
+        return _json(self._models.config(model_request.name, model_request.version))
 
-    async def _statistics(self, asked: ModelRequest) -> WebResponse:
-        counters = await self._models.statistics(asked.name, asked.version)
+    async def _statistics(self, model_request: ModelRequest) -> WebResponse:
+        counters = await self._models.statistics(model_request.name, model_request.version)
         return WebResponse(body=stats_json(counters))
 
-    async def _index(self, asked: ModelRequest) -> WebResponse:
-        return _json(await self._models.index(_wants_ready(await asked.web.read())))
+    async def _index(self, model_request: ModelRequest) -> WebResponse:
+        return _json(await self._models.index(_wants_ready(await model_request.web.read())))
 
-    async def _load(self, asked: ModelRequest) -> WebResponse:
-        body = await asked.web.read()
+    async def _load(self, model_request: ModelRequest) -> WebResponse:
+        body = await model_request.web.read()
         read = functools.partial(overrides_of_json, body, self._limits)
         overrides, _ = await self._offload.run(read)
-        return await self._changed(self._models.load(asked.name, overrides))
+        return await self._changed(self._models.load(model_request.name, overrides))
 
-    async def _unload(self, asked: ModelRequest) -> WebResponse:
-        with_dependents = with_dependents_of_json(await asked.web.read())
-        return await self._changed(self._models.unload(asked.name, with_dependents))
+    async def _unload(self, model_request: ModelRequest) -> WebResponse:
+        with_dependents = with_dependents_of_json(await model_request.web.read())
+        return await self._changed(self._models.unload(model_request.name, with_dependents))
 
     async def _changed(self, change: Awaitable[None]) -> WebResponse:
         try:
@@ -175,49 +175,54 @@ class InferenceRoutes:
             return failed(503, str(error))  # without Retry-After: it will not change
         return WebResponse(200, b"")
 
-    async def _load_from_repository(self, asked: ModelRequest) -> WebResponse:
+    async def _load_from_repository(self, model_request: ModelRequest) -> WebResponse:
         raise V2Error(V2Status.UNSUPPORTED, NO_REPOSITORY_NAME)
 
     # Settings ---------------------------------------------------------------------------
 
-    async def _logging(self, asked: ModelRequest) -> WebResponse:
+    async def _logging(self, model_request: ModelRequest) -> WebResponse:
         settings = self._models.log_settings
-        if asked.web.method == "POST":
-            settings.change(json_object(await asked.web.read(), "dynamic logging"))
+        if model_request.web.method == "POST":
+            settings.change(json_object(await model_request.web.read(), "dynamic logging"))
         return _json(settings.shown())
 
-    async def _traces(self, asked: ModelRequest) -> WebResponse:
-        body = await asked.web.read() if asked.web.method == "POST" else None
+    async def _traces(self, model_request: ModelRequest) -> WebResponse:
+        body = await model_request.web.read() if model_request.web.method == "POST" else None
 
         def changes() -> Mapping[str, Any] | None:
             return None if body is None else changes_of_json(json_object(body, "trace"))
 
-        return _json(shown(await self._models.trace_settings(asked.name, changes)))
+        return _json(shown(await self._models.trace_settings(model_request.name, changes)))
 
     # Shared memory ----------------------------------------------------------------------
 
-    async def _region_status(self, asked: ModelRequest) -> WebResponse:
+    async def _region_status(self, model_request: ModelRequest) -> WebResponse:
         return _json(
-            [msgspec.to_builtins(region) for region in self._models.regions.status(asked.name)]
+            [
+                msgspec.to_builtins(region)
+                for region in self._models.regions.status(model_request.name)
+            ]
         )
 
-    async def _register_region(self, asked: ModelRequest) -> WebResponse:
-        self._models.regions.register(region_of_json(asked.name, await asked.web.read()))
+    async def _register_region(self, model_request: ModelRequest) -> WebResponse:
+        self._models.regions.register(
+            region_of_json(model_request.name, await model_request.web.read())
+        )
         return WebResponse(200, b"")
 
-    async def _unregister_region(self, asked: ModelRequest) -> WebResponse:
-        self._models.regions.unregister(asked.name)
+    async def _unregister_region(self, model_request: ModelRequest) -> WebResponse:
+        self._models.regions.unregister(model_request.name)
         return WebResponse(200, b"")
 
-    async def _cuda_status(self, asked: ModelRequest) -> WebResponse:
-        if asked.name:
-            raise no_cuda_region(asked.name)
+    async def _cuda_status(self, model_request: ModelRequest) -> WebResponse:
+        if model_request.name:
+            raise no_cuda_region(model_request.name)
         return _json([])
 
-    async def _refuse_cuda(self, asked: ModelRequest) -> WebResponse:
-        is_new = not asked.web.raw_path.endswith("/unregister")
-        if is_new or asked.name:
-            raise no_cuda(asked.name, is_new)
+    async def _refuse_cuda(self, model_request: ModelRequest) -> WebResponse:
+        is_new = not model_request.web.raw_path.endswith("/unregister")
+        if is_new or model_request.name:
+            raise no_cuda(model_request.name, is_new)
         return WebResponse(200, b"")
 
 
@@ -225,9 +230,9 @@ def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
     """Return `answer` with errors in the protocol's form."""
 
     async def endpoint(request: WebRequest) -> WebResponse | WebStream:
-        asked = ModelRequest(request, names.get("name", ""), names.get("version", ""))
+        model_request = ModelRequest(request, names.get("name", ""), names.get("version", ""))
         try:
-            return await answer(asked)
+            return await answer(model_request)
         except (HttpError, PipelineError, V2Error) as error:
             return failure(error)
 
@@ -237,14 +242,14 @@ def _guarded(answer: _Answer, names: dict[str, str]) -> Endpoint:
 def _refusing(method: str, is_plain: bool) -> _Answer:
     """Return an endpoint that refuses other methods than `method`; "": than GET and POST."""
 
-    async def answer(asked: ModelRequest) -> WebResponse:
+    async def answer(model_request: ModelRequest) -> WebResponse:
         allow = ((b"allow", (method or ", ".join(_GET_OR_POST)).encode()),)
         return failed(405, "Method Not Allowed", allow, TEXT if is_plain else JSON)
 
     return answer
 
 
-async def _refuse_path(asked: ModelRequest) -> WebResponse:
+async def _refuse_path(model_request: ModelRequest) -> WebResponse:
     return WebResponse(404, orjson.dumps({"error": "Not Found"}), TEXT)
 
 

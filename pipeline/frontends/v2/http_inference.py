@@ -100,13 +100,13 @@ class HttpInference:
             self._forms[name, version] = forms
         return forms
 
-    async def infer(self, asked: ModelRequest) -> WebResponse:
+    async def infer(self, model_request: ModelRequest) -> WebResponse:
         """Answer a request of any size, with an answer in the encoding that its caller takes."""
-        web = asked.web
+        web = model_request.web
         try:
             # 404 and 501 without reading
-            self._views.check_unary(asked.name, asked.version, "HTTP end point")
-            raw_inputs = self._views.raw_inputs(asked.name, asked.version)
+            self._views.check_unary(model_request.name, model_request.version, "HTTP end point")
+            raw_inputs = self._views.raw_inputs(model_request.name, model_request.version)
             body = await web.received()
             length, left_s = _header_length(web, len(body)), web.timeout_s
         except (HttpError, PipelineError, V2Error) as error:
@@ -119,8 +119,8 @@ class HttpInference:
             read_request,
             body,
             length,
-            model_name=asked.name,
-            model_version=asked.version,
+            model_name=model_request.name,
+            model_version=model_request.version,
             raw_inputs=raw_inputs,
             limits=self.limits,
         )
@@ -130,7 +130,7 @@ class HttpInference:
             request, left_s = await self.offload.run(read, left_s)
         learn = None
         if type(body) is memoryview and json_bytes <= SHORT_BYTES and not request.shared:
-            forms = self._forms_of(asked.name, asked.version)
+            forms = self._forms_of(model_request.name, model_request.version)
             learn = partial(forms.learn, bytes(body[:json_bytes]))
         del body, read
         response = await self.inference.infer(request, caller_info(web, left_s), learn)
@@ -141,34 +141,38 @@ class HttpInference:
         write = partial(reply_of, response, binary, encoding, self.limits)
         return (await self.offload.run(write, left_s))[0]
 
-    async def generate(self, asked: ModelRequest) -> WebResponse:
-        async with aclosing(await self._generated(asked)) as answers:
+    async def generate(self, model_request: ModelRequest) -> WebResponse:
+        async with aclosing(await self._generated(model_request)) as answers:
             body = await anext(answers, None)
             if body is None or await anext(answers, None) is not None:
                 return failed(200, NOT_ONE)  # Triton's status: the model has not failed
         return WebResponse(200, body)
 
-    async def generate_stream(self, asked: ModelRequest) -> WebStream:
+    async def generate_stream(self, model_request: ModelRequest) -> WebStream:
         """Answer with server-sent events; the first answer is awaited, to tell its status."""
-        answers = await self._generated(asked)
+        answers = await self._generated(model_request)
         try:
             first = await anext(answers, None)
         except (PipelineError, V2Error) as error:
             refusal = failure(error)
-            return WebStream(_one(refusal.body), EVENTS, refusal.headers, refusal.status)
+            return WebStream(_only_answer(refusal.body), EVENTS, refusal.headers, refusal.status)
         return WebStream(_events(first, answers), EVENTS)
 
-    async def _generated(self, asked: ModelRequest) -> AsyncGenerator[bytes, None]:
+    async def _generated(self, model_request: ModelRequest) -> AsyncGenerator[bytes, None]:
         """Return the answers to a request, as they come. Raises for one that does not fit."""
-        web = asked.web
-        interface = self._views.interface(asked.name, asked.version)  # 404 without reading
+        web = model_request.web
+        interface = self._views.interface(
+            model_request.name, model_request.version
+        )  # 404 without reading
         body, left_s = await web.read(), web.timeout_s
         if len(body) > (most := self.limits.json_bytes):
             raise TooLargeError(
                 f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of "
                 f"{most} bytes (max_json_bytes)"
             )
-        read = partial(read_generate, body, asked.name, asked.version, interface, self.limits)
+        read = partial(
+            read_generate, body, model_request.name, model_request.version, interface, self.limits
+        )
         if len(body) <= SHORT_BYTES:
             request = read()
         else:
@@ -206,14 +210,14 @@ class InferEndpoint:
         self._door = door
         self._forms = forms
         self._length = length
-        self._told = caller_info(web, web.timeout_s)
+        self._caller = caller_info(web, web.timeout_s)
 
     def begin(self, body: Any, sink: ResponseSink) -> RequestHandle:
         """Have the engine begin a request. Raises HandOverError, and what `Engine.begin` does."""
         if self._length is not None and self._length > len(body):
             raise HandOverError
         try:
-            return self._forms.begin(body, self._length, self._told, sink)
+            return self._forms.begin(body, self._length, self._caller, sink)
         except UnknownFormError:
             raise HandOverError from None
 
@@ -232,17 +236,17 @@ class InferEndpoint:
                 return body
             return WebResponse(200, body, BINARY, ((HEADER_LENGTH, b"%d" % length),), tail)
         if not is_short_answer(answer):
-            return self._beside(call, answer)
+            return self._written_in_thread(call, answer)
         try:
             response = call.response(answer)
             if not is_short(response.outputs):
-                return self._beside(call, answer)
+                return self._written_in_thread(call, answer)
             call.learn(answer, response)
             return reply_of(response, call.binary(response), "", self._door.limits)
         except (PipelineError, V2Error) as error:
             return failure(error)
 
-    async def _beside(self, call: InferCall, answer: Any) -> WebResponse:
+    async def _written_in_thread(self, call: InferCall, answer: Any) -> WebResponse:
         """Have a large answer written beside the event loop."""
         limits = self._door.limits
 
@@ -252,7 +256,7 @@ class InferEndpoint:
             return reply_of(response, call.binary(response), "", limits)
 
         try:
-            return (await self._door.offload.run(write, self._told.timeout_s))[0]
+            return (await self._door.offload.run(write, self._caller.timeout_s))[0]
         except (PipelineError, V2Error) as error:
             return failure(error)
 
@@ -268,7 +272,7 @@ class LargeInferEndpoint(InferEndpoint):
         if length is None or not 0 < length <= min(len(body), SHORT_BYTES):
             raise HandOverError
         try:
-            return self._forms.begin_on(body, length, self._told, sink)
+            return self._forms.begin_on(body, length, self._caller, sink)
         except UnknownFormError:
             raise HandOverError from None
 
@@ -280,7 +284,7 @@ def caller_info(web: WebRequest, left_s: float | None) -> CallerInfo:
     )
 
 
-async def _one(body: bytes) -> AsyncGenerator[bytes, None]:
+async def _only_answer(body: bytes) -> AsyncGenerator[bytes, None]:
     yield b"data: %b\n\n" % body
 
 

@@ -26,7 +26,7 @@ from pipeline.frontends.v2.model import ConfiguredModel, Model, ModelViews, Pipe
 from pipeline.frontends.v2.parameters import OF_SEQUENCES, info_of, timeout_of
 from pipeline.frontends.v2.shared_regions import SharedRegions, opened, stored
 from pipeline.frontends.v2.side_by_side import Place
-from pipeline.observe.traces.traces import HTTP, Asked, FrontendStages, RequestTraces
+from pipeline.observe.traces.traces import HTTP, FrontendStages, RequestTraces, TracedModel
 from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import SHORT_BYTES, Limits, is_short, weight
@@ -108,7 +108,7 @@ class FittedRequest(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(response, error=error)
 
     def response(
-        self, request_id: str, asked: Parameters, outputs: dict[str, Array]
+        self, request_id: str, parameters_sent: Parameters, outputs: dict[str, Array]
     ) -> InferResponse:
         """Return the response to a request with parameters; an ensemble repeats those of its
         sequence.
@@ -116,7 +116,9 @@ class FittedRequest(msgspec.Struct, frozen=True):
         entry = self.entry
         parameters: Parameters = {}
         if entry.op is None and isinstance(self.model, ConfiguredModel):
-            parameters = {name: asked.get(name, default) for name, default in OF_SEQUENCES.items()}
+            parameters = {
+                name: parameters_sent.get(name, default) for name, default in OF_SEQUENCES.items()
+            }
         if isinstance(outputs, OutputsAndParameters):
             parameters |= outputs.parameters
         return InferResponse(entry.name, entry.version, request_id, parameters, outputs)
@@ -167,11 +169,11 @@ class Inference:
                 fitted = self.fit(request)
                 if learn is not None:
                     learn(request, fitted)
-                asked = await self._asked(fitted, request, caller, left_s)
+                engine_input = await self._engine_input(fitted, request, caller, left_s)
                 begin = self.begin_of(fitted.entry, request.id, request.inputs, caller.door)
-                answer = await ask(begin, *asked)
+                answer = await ask(begin, *engine_input)
                 own = request.id, request.parameters
-                response = await self._response(fitted, own, answer, asked[1])
+                response = await self._response(fitted, own, answer, engine_input[1])
                 return await self._stored(response, request.places)
         except PipelineError as error:
             raise v2_error(error) from error
@@ -192,13 +194,13 @@ class Inference:
             async with self._opened(request, caller.timeout_s) as (request, left_s):
                 fitted, own = self.fit(request), (request.id, request.parameters)
                 request_id, places = request.id, request.places
-                asked = await self._asked(fitted, request, caller, left_s)
+                engine_input = await self._engine_input(fitted, request, caller, left_s)
                 begin = self.begin_of(fitted.entry, request_id, request.inputs, caller.door)
                 del request
                 if entrance is not None:
                     await entrance.come()
                     begin = entrance.leaving(begin)
-                responses = answers_to(begin, *asked)
+                responses = answers_to(begin, *engine_input)
                 async with aclosing(responses):
                     async for answer, is_part in responses:
                         payload = answer.payload if type(answer) is ChannelData else None
@@ -218,7 +220,7 @@ class Inference:
         """Return the function that begins a request at a model, with a trace if it is selected."""
         if self._traces.is_off:
             return entry.served.engine.begin
-        return self._traces.begin_of(Asked(entry, request_id, inputs), door)
+        return self._traces.begin_of(TracedModel(entry, request_id, inputs), door)
 
     @asynccontextmanager
     async def _opened(
@@ -242,7 +244,7 @@ class Inference:
             return response
         return (await self._offload.run(partial(stored, response, places, self._regions)))[0]
 
-    async def _asked(
+    async def _engine_input(
         self,
         fitted: FittedRequest,
         request: InferRequest,
@@ -276,20 +278,20 @@ class Inference:
         """Return the checked request. Raises V2Error if it does not fit the model."""
         entry = self.views.entry(request.model_name, request.model_version)
         model = self.views.view(entry)
-        wanted = [output.name for output in request.outputs]
+        outputs = [output.name for output in request.outputs]
         # The description may change during the check: workers may be loading the model.
         interface = model.interface
         try:
             limit_s = timeout_of(request.parameters)
             classes = classes_wanted(request.outputs)
-            interface.check_outputs(model.name, wanted)
+            interface.check_outputs(model.name, outputs)
             rows = interface.check_inputs(model.name, request.inputs)
         except V2Error as error:
             raise V2Error(error.kind, f"{about_request(request.id)}{error}") from None
         if entry.served.config.timeout_s is None:
             limit_s = None
         changes = self._registry.changes
-        return FittedRequest(entry, model, interface, wanted, rows, limit_s, changes, classes)
+        return FittedRequest(entry, model, interface, outputs, rows, limit_s, changes, classes)
 
     def is_current(self, fitted: FittedRequest) -> bool:
         """Return whether `fit` would find the same model with the same interface again."""

@@ -93,10 +93,12 @@ class ModelInterface(msgspec.Struct, frozen=True):
                     raise invalid(f"unexpected inference input '{name}' for model '{model}'")
         else:
             least, most = len(required), len(known)
-            wanted = f"{most}" if least == most else f"number of inputs between {least} and {most}"
-            wanted += " inputs" if least == most else ""
+            expected = (
+                f"{most}" if least == most else f"number of inputs between {least} and {most}"
+            )
+            expected += " inputs" if least == most else ""
             raise invalid(
-                f"expected {wanted} but got {len(inputs)} inputs for model '{model}'. "
+                f"expected {expected} but got {len(inputs)} inputs for model '{model}'. "
                 f"Got input(s) {_listed(inputs)}, but missing required input(s) "
                 f"{_listed(missing)}. Please provide all required input(s)."
             )
@@ -140,7 +142,7 @@ def no_such_output(model: str, name: str) -> V2Error:
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:
     """Return whether `shape` is `expected`, in which -1 is any size."""
     return len(shape) == len(expected) and all(
-        wanted in (ANY, size) for size, wanted in zip(shape, expected, strict=True)
+        expected_size in (ANY, size) for size, expected_size in zip(shape, expected, strict=True)
     )
 
 

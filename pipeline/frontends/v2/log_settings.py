@@ -38,22 +38,22 @@ class LogSettings:
 
         Raises V2Error, in Triton's words, before anything is changed.
         """
-        given = {name: value for name, value in values.items() if value is not None}
-        if _FILE in given:
+        set_values = {name: value for name, value in values.items() if value is not None}
+        if _FILE in set_values:
             raise V2Error(V2Status.UNSUPPORTED, _NO_FILE)
         changes = {}
         for name, field in _SWITCHES.items():
-            if name in given:
-                _check(name, given[name], bool, "boolean")
-                changes[field] = given[name]
-        if _VERBOSE in given:
-            _check(_VERBOSE, given[_VERBOSE], int, "int32")
-            changes["verbose"] = given[_VERBOSE]
-        if _FORMAT in given:
-            _check(_FORMAT, given[_FORMAT], str, "string")
-            if given[_FORMAT] not in _FORMATS:
-                raise invalid(f"invalid argument for log_format, got: {given[_FORMAT]}")
-            self._format = given[_FORMAT]
+            if name in set_values:
+                _check(name, set_values[name], bool, "boolean")
+                changes[field] = set_values[name]
+        if _VERBOSE in set_values:
+            _check(_VERBOSE, set_values[_VERBOSE], int, "int32")
+            changes["verbose"] = set_values[_VERBOSE]
+        if _FORMAT in set_values:
+            _check(_FORMAT, set_values[_FORMAT], str, "string")
+            if set_values[_FORMAT] not in _FORMATS:
+                raise invalid(f"invalid argument for log_format, got: {set_values[_FORMAT]}")
+            self._format = set_values[_FORMAT]
         switch_logs(msgspec.structs.replace(log_switches(), **changes))
 
 

@@ -75,26 +75,26 @@ def info_of(
 
     `outputs`: the outputs that it asks for; empty: all. Raises V2Error for a reserved header.
     """
-    given = {name: parameters[name] for name in _OF_INFO if name in parameters}
-    id = given.get("sequence_id")
+    own_parameters = {name: parameters[name] for name in _OF_INFO if name in parameters}
+    id = own_parameters.get("sequence_id")
     if isinstance(id, int) and id < 0:
-        given["sequence_id"] = id + 2**64
+        own_parameters["sequence_id"] = id + 2**64
     if headers:
         _check_forwarded(headers)
     outputs = tuple(outputs)
     info = RequestInfo(id=request_id, parameters=parameters, headers=headers, outputs=outputs)
-    return msgspec.structs.replace(info, **given) if given else info
+    return msgspec.structs.replace(info, **own_parameters) if own_parameters else info
 
 
 def _check_kind(name: str, value: object) -> None:
-    kinds, wanted = _KINDS[name]
+    kinds, expected = _KINDS[name]
     fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
     # A message may have a 64-bit number in the field for signed numbers.
     is_negative = name in ("timeout", "priority") and isinstance(value, int) and value < 0
     is_long = isinstance(value, int) and not -(2**63) <= value < 2**64
     if not fits or is_negative or is_long:
         unable = f"Unable to parse '{name}': attempt to access JSON {_TRITONS[kinds[-1]]}"
-        ours = f"parameter '{name}' must be {wanted}, found {value!r}"
+        ours = f"parameter '{name}' must be {expected}, found {value!r}"
         raise invalid(f"{unable}: {ours}")
     if name == "sequence_id" and isinstance(value, str) and len(value) > _LONGEST_ID:
         limit = f"string correlation ID cannot exceed {_LONGEST_ID} characters"

@@ -68,9 +68,9 @@ class Place:
     def leaving(self, begin: Begin) -> Begin:
         """Return `begin`, extended so that the next requests pass when it has run."""
 
-        def begun(*asked: Any) -> RequestHandle:
+        def begun(*arguments: Any) -> RequestHandle:
             try:
-                return begin(*asked)
+                return begin(*arguments)
             finally:
                 self.leave()
 
@@ -112,7 +112,7 @@ async def side_by_side(
     stream = _Stream(answers)
     reader = asyncio.ensure_future(stream.read(messages))
     try:
-        while (answer := await stream.said.get()) is not None:
+        while (answer := await stream.answers.get()) is not None:
             if isinstance(answer, Exception):
                 raise answer
             yield answer
@@ -132,7 +132,7 @@ class _Stream:
     """
 
     def __init__(self, answers: Callable[[bytes, Place], AsyncGenerator[bytes, None]]) -> None:
-        self.said: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(1)
+        self.answers: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(1)
         self.working: set[asyncio.Task[None]] = set()
         self._answers = answers
         self._room = asyncio.Semaphore(AHEAD)
@@ -162,30 +162,30 @@ class _Stream:
             failure = error
         if self.working:
             await asyncio.wait(self.working)
-        await self.said.put(failure)
+        await self.answers.put(failure)
 
     async def _work(self, message: bytes, place: Place) -> None:
         async with self._room:
             self._waiting.free(len(message) + _TASK_BYTES)
             answers = self._answers(message, place)
             del message
-            await self._say(answers, place)
+            await self._put(answers, place)
 
     async def _work_on_step(self, message: bytes, place: Place) -> None:
         size = len(message) + _STEP_BYTES
         answers = self._answers(message, place)
         del message
-        await self._say(answers, place)
+        await self._put(answers, place)
         self._steps.free(size)
 
-    async def _say(self, answers: AsyncGenerator[bytes, None], place: Place) -> None:
+    async def _put(self, answers: AsyncGenerator[bytes, None], place: Place) -> None:
         try:
             async with aclosing(answers):
                 async for answer in answers:
-                    await self.said.put(answer)
+                    await self.answers.put(answer)
         except Exception as error:
             await place.come()
-            await self.said.put(error)
+            await self.answers.put(error)
         finally:
             place.leave()
             if place.entrance is not None:

@@ -88,7 +88,7 @@ def advise(figures: Figures, target_per_s: float | None = None) -> Advice:
             "workers that compute need a core each; threads run Python code one at a time: "
             "`workers: process` gives each a process"
         )
-    followed = {given.op: given for given in all_advice}
+    followed = {advice.op: advice for advice in all_advice}
     # What the slowest Op lets through then.
     capacity = min(_capacity(op, followed.get(op.name)) for op in ran)
     expected = min(target, capacity) if all_advice else math.nan

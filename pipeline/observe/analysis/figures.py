@@ -77,8 +77,8 @@ def percentile(values: Numbers, weights: Numbers, percent: float) -> float:
     weights = weights[order]
     # A value's place is the middle of its weight; of equal weights that is what numpy does.
     places = np.cumsum(weights) - weights / 2
-    wanted = places[0] + percent / 100 * (places[-1] - places[0])
-    return float(np.interp(wanted, places, values[order]))
+    place = places[0] + percent / 100 * (places[-1] - places[0])
+    return float(np.interp(place, places, values[order]))
 
 
 _MAX_WALKED = 20_000  # requests whose way through the graph is looked at

@@ -76,9 +76,9 @@ class LogsHome:
     level: str  # the name of the least severe one that the parent's files are to have
 
     def __call__(self, send: Callable[[bytes], None]) -> None:
-        wanted = logging.getLevelNamesMapping()[self.level]
+        threshold = logging.getLevelNamesMapping()[self.level]
         # A user who set the logger to a lower level has a handler in the parent that wants it.
-        level = min(_LOGGER.level or wanted, wanted)
+        level = min(_LOGGER.level or threshold, threshold)
         keep_logs(level, lambda record: send(_encode(record)))
 
 

@@ -63,12 +63,12 @@ def tracer_files(
     `benchmark.log` in the working folder.
     """
     suffix = "" if replica is None else f".copy{replica}"
-    wanted = environ.get("FLAGS_profile_pipeline", "0").strip() not in ("", "0")
+    is_on = environ.get("FLAGS_profile_pipeline", "0").strip() not in ("", "0")
     return TracerFiles(
         directory / f"pipeline.tracer{suffix}",
         log.max_bytes,
         (log.backup_count + 3) // 4,
-        Path(f"benchmark.log{suffix}").absolute() if wanted else None,
+        Path(f"benchmark.log{suffix}").absolute() if is_on else None,
     )
 
 

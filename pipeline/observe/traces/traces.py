@@ -184,7 +184,7 @@ GRPC = FrontendStages(
 )
 
 
-class Asked(msgspec.Struct, frozen=True):
+class TracedModel(msgspec.Struct, frozen=True):
     """A request at a model, which has this id."""
 
     entry: ModelView
@@ -193,8 +193,10 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> list[str] | None:
-        """Names of its Ops, see `Seen.parts`; "" for Ops that ask models: these have their own
-        spans."""
+        """Return the names of its Ops, see `TraceRecord.parts`.
+
+        "": an Op that asks a model, which has its own spans.
+        """
         if (ops := self.entry.ops) is None:
             return None
         return [op.name if op.pipeline_step is None else "" for op in ops]
@@ -227,19 +229,19 @@ class RequestTraces:
             self._submit(partial(self._write_rest, sampler))
         self.is_off = self.register.is_off
 
-    def begin_of(self, asked: Asked, door: FrontendStages) -> Begin:
+    def begin_of(self, traced: TracedModel, door: FrontendStages) -> Begin:
         """Return what begins a request, and has it traced, if it is its turn."""
-        begin: Begin = asked.entry.begin
-        sampler = self.register.sampler(asked.entry.name)
+        begin: Begin = traced.entry.begin
+        sampler = self.register.sampler(traced.entry.name)
         if not sampler.is_next():
             return begin
         self.is_off = self.register.is_off
-        return _Trace(self, sampler, asked, door).begin
+        return _Trace(self, sampler, traced, door).begin
 
-    def take(self, sampler: TraceSampler, seen: list[Seen]) -> None:
+    def take(self, sampler: TraceSampler, records: list[TraceRecord]) -> None:
         """Take in a request that is over."""
         is_full = sampler.is_file_full()
-        self._submit(partial(self._write, sampler, seen, is_full))
+        self._submit(partial(self._write, sampler, records, is_full))
         if sampler.is_over:
             self._submit(partial(self._write_rest, sampler))
 
@@ -260,9 +262,9 @@ class RequestTraces:
 
     # In the writer's thread ---------------------------------------------------------------
 
-    def _write(self, sampler: TraceSampler, seen: list[Seen], is_full: bool) -> None:
+    def _write(self, sampler: TraceSampler, records: list[TraceRecord], is_full: bool) -> None:
         settings = sampler.settings
-        entries = written(seen, settings.level, self.numbers)
+        entries = written(records, settings.level, self.numbers)
         if not entries:
             return
         file = self._file(settings)
@@ -304,15 +306,19 @@ class _Trace:
     """Trace of one request, and of the requests that it sends to models of the server."""
 
     def __init__(
-        self, traces: RequestTraces, sampler: TraceSampler, asked: Asked, door: FrontendStages
+        self,
+        traces: RequestTraces,
+        sampler: TraceSampler,
+        traced: TracedModel,
+        door: FrontendStages,
     ) -> None:
         self._traces = traces
         self._sampler = sampler
         self._door = door
-        self.seen: list[Seen] = []
+        self.seen: list[TraceRecord] = []
         self.takes_tensors: bool = "TENSORS" in sampler.settings.level
-        self._begin: Begin = asked.entry.begin
-        self._first = self.collector(asked, 0)
+        self._begin: Begin = traced.entry.begin
+        self._first = self.collector(traced, 0)
         now = _clock_ns()
         self._first.stamp(*((name, now) for name in door.came))
 
@@ -323,8 +329,8 @@ class _Trace:
         traced = msgspec.structs.replace(target or RequestTarget(), collector=first)
         return self._begin(raw, timeout_s, traced, _LastSink(sink, first, self))
 
-    def collector(self, asked: Asked, parent: int) -> _RequestCollector:
-        made = _RequestCollector(self, asked, next(self._traces.numbers), parent)
+    def collector(self, traced: TracedModel, parent: int) -> _RequestCollector:
+        made = _RequestCollector(self, traced, next(self._traces.numbers), parent)
         self.seen.append(made.seen)
         return made
 
@@ -335,21 +341,21 @@ class _Trace:
 
 
 class _RequestCollector(TraceCollector):
-    def __init__(self, trace: _Trace, asked: Asked, number: int, parent: int) -> None:
+    def __init__(self, trace: _Trace, traced: TracedModel, number: int, parent: int) -> None:
         self._trace = trace
         self._request: RequestState | None = None
-        self.seen = Seen(
+        self.seen = TraceRecord(
             number=number,
             parent=parent,
-            model=asked.entry.name,
-            version=asked.entry.version,
-            request_id=asked.id,
+            model=traced.entry.name,
+            version=traced.entry.version,
+            request_id=traced.id,
             times=[],
             spans=[],
-            parts=asked.parts,
+            parts=traced.parts,
             tensors=[],
         )
-        self._keep("TENSOR_QUEUE_INPUT", asked.inputs)
+        self._keep("TENSOR_QUEUE_INPUT", traced.inputs)
 
     def attach(self, request: RequestState) -> None:
         self._request = request
@@ -360,7 +366,7 @@ class _RequestCollector(TraceCollector):
         _asking[trace_id] = self
 
     def asks(self, model: ModelView, request_id: str, inputs: Mapping[str, Any]) -> Begin:
-        part = self._trace.collector(Asked(model, request_id, inputs), self.seen.number)
+        part = self._trace.collector(TracedModel(model, request_id, inputs), self.seen.number)
         begin = model.begin
 
         def begun(
@@ -495,7 +501,7 @@ _PIECE = 4096  # elements
 _Times = list[tuple[str, int]]
 
 
-class Seen(msgspec.Struct):
+class TraceRecord(msgspec.Struct):
     """Record of one request at one model.
 
     Args:
@@ -519,35 +525,35 @@ class Seen(msgspec.Struct):
     tensors: list[tuple[str, str, Any]]
 
 
-def written(all_seen: Sequence[Seen], level: Sequence[str], numbers: Iterator[int]) -> bytes:
+def written(all_seen: Sequence[TraceRecord], level: Sequence[str], numbers: Iterator[int]) -> bytes:
     """Return the entries of a request, at its model and at the models that were asked for it.
 
     `numbers` are for its parts.
     """
     entries: list[Mapping[str, Any]] = []
-    for seen in all_seen:
+    for record in all_seen:
         if "TIMESTAMPS" in level:
-            entries += _timed(seen, numbers)
+            entries += _timed(record, numbers)
         if "TENSORS" in level:
-            for activity, name, array in seen.tensors:
+            for activity, name, array in record.tensors:
                 tensor = _tensor(name, array)
-                entries.append({"id": seen.number, "activity": activity, "tensor": tensor})
+                entries.append({"id": record.number, "activity": activity, "tensor": tensor})
     return b",".join(map(orjson.dumps, entries))
 
 
-def _timed(seen: Seen, numbers: Iterator[int]) -> Iterator[Mapping[str, Any]]:
-    spans = [OpSpan._make(_read_span(span)) for span in seen.spans]
-    own = spans[-1:] if seen.parts is None else []  # of one that was tried again, the last
-    yield _head(seen.number, seen.model, seen.version, seen.request_id, seen.parent)
-    times = list(seen.times)
+def _timed(record: TraceRecord, numbers: Iterator[int]) -> Iterator[Mapping[str, Any]]:
+    spans = [OpSpan._make(_read_span(span)) for span in record.spans]
+    own = spans[-1:] if record.parts is None else []  # of one that was tried again, the last
+    yield _head(record.number, record.model, record.version, record.request_id, record.parent)
+    times = list(record.times)
     for span in own:
         times += _stages(span)
-    yield from _stamped(seen.number, times)
+    yield from _stamped(record.number, times)
     for span in spans:
-        if name := seen.parts[span.op] if seen.parts else "":
+        if name := record.parts[span.op] if record.parts else "":
             number = next(numbers)
             around = [("REQUEST_START", span.ready_ns), ("REQUEST_END", span.result_received_ns)]
-            yield _head(number, name, seen.version, seen.request_id, seen.number)
+            yield _head(number, name, record.version, record.request_id, record.number)
             yield from _stamped(number, [*around, *_stages(span)])
 
 

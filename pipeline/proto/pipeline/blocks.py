@@ -40,12 +40,12 @@ class Shape:
 
 
 @dataclass
-class _Found:
+class _Block:
     """One message: what is left of it, its long fields, and its nested messages that have some."""
 
     rest: bytes | View
     blocks: dict[int, list[View]]
-    nested: dict[int, dict[int, _Found]]
+    nested: dict[int, dict[int, _Block]]
 
 
 class _OddError(DecodeError):
@@ -68,7 +68,7 @@ def hollow(data: Piece, kind: type[Message], shape: Shape, limits: Limits) -> Bl
         return BlockMessage(kind.FromString(bytes(data)), {}, {}, limits)
 
 
-def _paired(message: Any, fields: _Found, limits: Limits) -> BlockMessage:
+def _paired(message: Any, fields: _Block, limits: Limits) -> BlockMessage:
     nested = {}
     for number, children in fields.nested.items():
         name = message.DESCRIPTOR.fields_by_number[number].name
@@ -92,10 +92,10 @@ class _BlockWalk:
         self._limits = limits
         self._count = 0
 
-    def message(self, view: View, shape: Shape) -> _Found:
+    def message(self, view: View, shape: Shape) -> _Block:
         blocks: dict[int, list[tuple[int, int, int]]] = {}
         unpacked: set[int] = set()
-        nested: dict[int, dict[int, _Found]] = {}
+        nested: dict[int, dict[int, _Block]] = {}
         cuts: list[tuple[int, int, bytes]] = []
         counts: dict[int, int] = {}
         for number, kind, start, at, end in self._fields(view):
@@ -119,7 +119,7 @@ class _BlockWalk:
                     raise _OddError
                 views[number] = [view[at:end] for _, at, end in places]
                 cuts += [(start, end, b"") for start, _, end in places]
-        return _Found(_without(view, cuts), views, nested)
+        return _Block(_without(view, cuts), views, nested)
 
     def _fields(self, view: View) -> Iterator[tuple[int, int, int, int, int]]:
         for entry in wire_fields(view):
@@ -471,17 +471,17 @@ def own(array: Array) -> Array:
     return array if flags.writeable and flags.aligned else array.copy()
 
 
-def _block_start(wire: bytes, wanted: int, size: int) -> int | None:
+def _block_start(wire: bytes, number: int, size: int) -> int | None:
     """Return the position of the `size` bytes behind the tag `wanted` in a serialised Tensor.
 
     A serialiser writes fields in the order of their numbers, and a Tensor's fields 1 to 8 are all
     packed: so only such blocks precede the one we look for. None when that does not hold.
     """
     at = 0
-    while at < len(wire) and wire[at] <= wanted and wire[at] & 7 == _LENGTH_DELIMITED:
+    while at < len(wire) and wire[at] <= number and wire[at] & 7 == _LENGTH_DELIMITED:
         tag = wire[at]
         length, at = read_varint(wire, at + 1)
-        if tag == wanted:
+        if tag == number:
             return at if length == size else None
         at += length
     return None

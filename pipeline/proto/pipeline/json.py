@@ -157,9 +157,9 @@ def _floats(end: float) -> Callable[[Any], float]:
     return read
 
 
-def _exactly(wanted: type) -> Callable[[Any], Any]:
+def _exactly(expected: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if type(value) is wanted:
+        if type(value) is expected:
             return value
         raise ValueError
 

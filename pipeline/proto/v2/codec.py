@@ -223,11 +223,11 @@ def _inputs_of(
                     "contents field must not be specified when using raw_input_contents for "
                     f"'{tensor.name}' for model '{message.model_name}'"
                 )
-    asked = (message.model_name, message.id)
+    model_and_id = (message.model_name, message.id)
     tensors: Sequence[InferTensor] = message.inputs
     if shared:  # nothing of them is in the message
         tensors = [tensor for tensor in tensors if tensor.name not in shared]
-    return tensors_to_arrays(tensors, raw, asked, limits, stays)
+    return tensors_to_arrays(tensors, raw, model_and_id, limits, stays)
 
 
 def read_message(message: bytes, limits: Limits) -> InferRequest:
@@ -387,7 +387,7 @@ def add_tensor(
 def tensors_to_arrays(
     tensors: Sequence[InferTensor],
     raw_contents: Sequence[bytes | memoryview],
-    asked: tuple[str, str] | None = None,
+    model_and_id: tuple[str, str] | None = None,
     limits: Limits | None = None,
     stays: bool = False,
 ) -> dict[str, Array]:
@@ -411,14 +411,14 @@ def tensors_to_arrays(
                 raw = raw_contents[index]
                 array = raw_to_array(tensor.datatype, tensor.shape, raw, limits, stays)
         except PackageError as error:
-            raise _about(tensor.name, error, asked) from None
+            raise _about(tensor.name, error, model_and_id) from None
         arrays[tensor.name] = array
     return arrays
 
 
-def _about(name: str, error: PackageError, asked: tuple[str, str] | None) -> PackageError:
-    if asked is not None and isinstance(error, UnfilledError):
-        return error.of_input(name, *asked)
+def _about(name: str, error: PackageError, model_and_id: tuple[str, str] | None) -> PackageError:
+    if model_and_id is not None and isinstance(error, UnfilledError):
+        return error.of_input(name, *model_and_id)
     kind = TooLargeError if isinstance(error, TooLargeError) else PackageError
     return kind(f"tensor {name!r}: {error}")
 
@@ -453,11 +453,11 @@ def contents_to_array(
         check_decoded("it", came * dtype.itemsize, contents.limits)
     flat, at = np.empty(came, dtype), 0
     for part in parts:
-        given = np.asarray(part, wide)
-        flat[at : at + given.size] = narrow = given.astype(dtype, copy=False)
-        at += given.size
-        if narrow is not given and not np.array_equal(narrow, given):
-            low, high = given.min(), given.max()
+        values = np.asarray(part, wide)
+        flat[at : at + values.size] = narrow = values.astype(dtype, copy=False)
+        at += values.size
+        if narrow is not values and not np.array_equal(narrow, values):
+            low, high = values.min(), values.max()
             raise PackageError(f"{field} holds {low} to {high}, too much for {datatype}")
     return shaped(flat, shape)
 

@@ -139,10 +139,10 @@ def binary_names(request: InferRequest, names: Iterable[str]) -> set[str]:
     Each output's own parameter `binary_data` counts, else the request's `binary_data_output`.
     """
     default = request.wants_binary
-    wanted = {
+    requested = {
         output.name: output.parameters.get("binary_data", default) for output in request.outputs
     }
-    return {name for name in names if wanted.get(name, default)}
+    return {name for name in names if requested.get(name, default)}
 
 
 def _raw_request(
@@ -230,7 +230,7 @@ class _Tail:
 
 
 def _inputs(
-    fields: dict[str, Any], tail: _Tail, asked: tuple[str, str], limits: Limits
+    fields: dict[str, Any], tail: _Tail, model_and_id: tuple[str, str], limits: Limits
 ) -> tuple[dict[str, Array], dict[str, SharedInput]]:
     """Return the arrays, and what is in shared memory, by name; `asked`: model
     and id of the request."""
@@ -249,11 +249,11 @@ def _inputs(
             else:
                 arrays[name] = _input(name, tensor, parameters, tail, limits)
         except UnfilledError as error:
-            raise error.of_input(name, *asked) from None
+            raise error.of_input(name, *model_and_id) from None
         except PackageError as error:
             kind = TooLargeError if isinstance(error, TooLargeError) else PackageError
             raise kind(f"input {name!r}: {error}") from None
-    refuse_twice(names, asked[1])
+    refuse_twice(names, model_and_id[1])
     if tail.data:
         raise PackageError(
             f"unexpected additional input data for model '{tail.model}': {len(tail.data)} bytes of "
@@ -458,12 +458,12 @@ def _text(fields: dict[str, Any], key: str, where: str, default: str | None = No
     return value
 
 
-def _missing_or_wrong(fields: dict[str, Any], key: str, where: str, wanted: str) -> str:
+def _missing_or_wrong(fields: dict[str, Any], key: str, where: str, expected: str) -> str:
     unable = f"Unable to parse '{key}': attempt to access"
     if key not in fields:
         return f"{unable} non-existing object member '{key}': {where} has no {key!r}"
-    kind = _JSON_KINDS[wanted]
-    ours = f"{key!r} of {where} must be {wanted}, not {shown(fields[key])}"
+    kind = _JSON_KINDS[expected]
+    ours = f"{key!r} of {where} must be {expected}, not {shown(fields[key])}"
     return f"{unable} JSON non-{kind} as {kind}: {ours}"
 
 

@@ -151,8 +151,8 @@ def _is_meant_to_batch(config: ModelConfig, note: ModelMetadata) -> bool:
     """Return whether the tensors that a configuration gives, if any, are without the batch."""
     ranks = {tensor.name: len(tensor.shape or ()) for tensor in (*note.inputs, *note.outputs)}
     tensors: list[Any] = [*config.input, *config.output]
-    given = [tensor for tensor in tensors if tensor.dims]
-    return all(len(tensor.dims) == ranks.get(tensor.name, math.inf) - 1 for tensor in given)
+    shaped = [tensor for tensor in tensors if tensor.dims]
+    return all(len(tensor.dims) == ranks.get(tensor.name, math.inf) - 1 for tensor in shaped)
 
 
 def _is_whole(config: ModelConfig) -> bool:

@@ -52,10 +52,10 @@ class Reshaping(msgspec.Struct, frozen=True):
     ) -> dict[str, Any]:
         reshaped = dict(arrays)
         for name in shapes.keys() & arrays.keys():
-            array, (given, wanted) = np.asarray(arrays[name]), shapes[name]
+            array, (source, target) = np.asarray(arrays[name]), shapes[name]
             sizes = array.shape[self.skip :]
-            free = iter([size for size, dim in zip(sizes, given, strict=False) if dim == _ANY])
-            sized = [next(free, _ANY) if dim == _ANY else dim for dim in wanted]
+            free = iter([size for size, dim in zip(sizes, source, strict=False) if dim == _ANY])
+            sized = [next(free, _ANY) if dim == _ANY else dim for dim in target]
             shape = [*array.shape[: self.skip], *sized]
             try:
                 reshaped[name] = array.reshape(shape)

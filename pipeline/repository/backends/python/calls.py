@@ -210,11 +210,11 @@ class InferenceRequest:
             responses = _Responses(self, lambda: soon(lambda: responses))
             return future
         try:
-            asked = self.begin(False, lambda part: soon(functools.partial(self.response, part)))
+            call = self.begin(False, lambda part: soon(functools.partial(self.response, part)))
         except PipelineError as error:
             future.set_result(failed(error))
         else:
-            future.add_done_callback(lambda done: asked.cancel() if done.cancelled() else None)
+            future.add_done_callback(lambda done: call.cancel() if done.cancelled() else None)
         return future
 
     def begin(self, takes_parts: bool, on_part: OnPart) -> Any:

@@ -11,7 +11,7 @@ from doubles import run_virtual
 from fake_transport import FakeTransport
 from raw_ws import masked
 
-from pipeline.frontends.api.sockets import Talk
+from pipeline.frontends.api.sockets import SocketRequests
 from pipeline.frontends.http.websocket import MORE, PONG, TEXT, WebSocket, frame
 from pipeline.proto.slices import SLICE_BYTES, Limits
 
@@ -117,7 +117,7 @@ async def test_who_receives_a_flood_of_messages_leaves_others_their_turns():
     transport.leave()
 
 
-class OnePart(Talk):
+class OnePart(SocketRequests):
     """Answers each request with one part."""
 
     async def _answer(self, socket: WebSocket, number: int, fields: Any, is_text: bool) -> None:

@@ -8,7 +8,7 @@ import json
 import numpy as np
 
 from pipeline.engine.journal.journal import NO_WORKER, pack_span
-from pipeline.observe.traces.traces import Seen, written
+from pipeline.observe.traces.traces import TraceRecord, written
 
 BOTH = ("TIMESTAMPS", "TENSORS")
 
@@ -19,7 +19,7 @@ def span(op, worker=0, at=100):
 
 def seen(**more):
     base = {"number": 1, "parent": 0, "model": "m", "version": "2", "request_id": ""}
-    return Seen(**{**base, "times": [], "spans": [], "parts": None, "tensors": [], **more})
+    return TraceRecord(**{**base, "times": [], "spans": [], "parts": None, "tensors": [], **more})
 
 
 def entries_of(*all_seen, level=BOTH):
