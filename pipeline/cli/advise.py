@@ -1,4 +1,4 @@
-"""`pipeline analyse --serve`: tries other settings of a service or of models, writes the best."""
+"""`pipeline analyse --serve`: tries settings of a service or of models, and writes the best."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from pipeline.tuning.tried_models import (
 )
 from pipeline.tuning.tried_server import Bench, Script, TrialError, TriedOp, TriedService, keys_of
 
-_CLIENTS = 64  # requests at a time where no recording tells
-_CLIENT_CORES = 0.5  # of this process, which asks
+_CLIENTS = 64  # concurrent requests, if no recording says
+_CLIENT_CORES = 0.5  # for this process, the client
 
 
 def advise(arguments: Sequence[str]) -> int:
-    """Run the trials; 0: the best settings are written; 1: none are within the limits."""
+    """Run the trials. Returns 0: the best settings are written; 1: none are within the limits."""
     options = _arguments(arguments)
     try:
         requests = read_load(options.load)
@@ -94,7 +94,7 @@ def _searched(
     clients: int,
     try_out: Callable[[Settings], Trial],
 ) -> Search | None:
-    """Run the trials, and say what they did; None: there is nothing to try."""
+    """Run the trials, and print their results; None: there is nothing to try."""
     for op in service.ops:
         if op.held:
             _report(f"note: {op.name} is not changed: {op.held}")
@@ -106,7 +106,7 @@ def _searched(
     goal = Goal(options.objective == "latency", options.latency_p99_ms, options.memory_mb)
     search = Search(space, goal, start, options.most_trials)
     _report(f"{space.size:,} choices")
-    with contextlib.suppress(KeyboardInterrupt):  # the best until then
+    with contextlib.suppress(KeyboardInterrupt):  # keep the best result until then
         while (settings := search.propose()) is not None:
             with ProgressLine(sys.stderr, f"trial {len(search.trials) + 1}"):
                 search.tell(try_out(settings))
@@ -123,7 +123,7 @@ def _searched(
 def space_of(
     service: TriedService, clients: int, most_workers: int, most_batch: int
 ) -> tuple[Space, Settings]:
-    """Return what may be tried of a service, and the settings that it has."""
+    """Return the settings to try of a service, and its current settings."""
     cores = max(1.0, len(os.sched_getaffinity(0)) - _CLIENT_CORES)
     ops = tuple(_op_space(op, most_workers, most_batch) for op in service.ops)
     start = tuple(OpSettings(op.concurrency, op.batch_size, op.delay_ms) for op in service.ops)
@@ -155,7 +155,7 @@ def _doublings(most: int) -> Iterator[int]:
 
 
 def advised(service: TriedService, before: Trial, best: Trial) -> str:
-    """Return the text of the config.yml with the best settings, and above each Op what it had."""
+    """Return the text of config.yml with the best settings, and the old ones above each Op."""
     text = Path(service.config).read_text(encoding="utf-8") if service.config else ""
     changes = {}
     for op, old, new in zip(service.ops, before.settings, best.settings, strict=True):

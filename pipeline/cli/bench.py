@@ -1,4 +1,4 @@
-"""`pipeline bench`: asks a server as fast as it answers, and prints rates and times."""
+"""`pipeline bench`: loads a server with requests, and prints rates and times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMEOUT_S = 30.0
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Run `pipeline bench`; the exit status: 1 if a request failed."""
+    """Run `pipeline bench`; return the exit status: 1 if a request failed."""
     options = bench_parser().parse_intermixed_args(list(arguments))
     try:
         address, requests = _load(options)
@@ -72,7 +72,7 @@ def bench_parser() -> argparse.ArgumentParser:
 
 
 def _load(options: argparse.Namespace) -> tuple[ServerAddress, list[LoadRequest]]:
-    """Return where the server is, and what is asked."""
+    """Return the server's address, and the requests."""
     address = ServerAddress.of(options.url)
     if address.is_tls:
         raise ConfigError("bench asks over http, without TLS")

@@ -1,4 +1,4 @@
-"""`pipeline callers`: keeps the file of callers, and makes their tokens."""
+"""`pipeline callers`: manages the file of callers, and makes their tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOKEN_BYTES = 32
 
 
 def callers(arguments: Sequence[str]) -> int:
-    """Run `callers add|list|remove`; the exit status."""
+    """Run `callers add|list|remove`; return the exit status."""
     options = callers_parser().parse_args(list(arguments))
     path = Path(options.file)
     try:
@@ -55,7 +55,7 @@ def callers_parser() -> argparse.ArgumentParser:
 
 
 def read_callers(path: Path) -> CallersFile:
-    """Return what a file of callers says; one that is not there says nothing.
+    """Return the content of a file of callers; empty if the file does not exist.
 
     Raises:
         ConfigError: it is not such a file.
@@ -72,7 +72,7 @@ def read_callers(path: Path) -> CallersFile:
 
 
 def write_callers(path: Path, document: CallersFile) -> None:
-    """Write the file of callers, for this user alone: who reads it sees the old one or the new."""
+    """Write the file of callers atomically, readable only by this user."""
     data = msgspec.json.format(msgspec.json.encode(document), indent=2) + b" "
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

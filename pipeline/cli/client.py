@@ -1,4 +1,4 @@
-"""`pipeline client`: makes a question of words, asks a server over HTTP, prints the answer."""
+"""`pipeline client`: makes a request from words, sends it over HTTP, prints the answer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pipeline.cli.parsing import FAILED, above_0, command_parser, fails
 from pipeline.errors import ConfigError
 
 _TIMEOUT_S = 60.0
-_MAX_TIMEOUT_S = 86400.0  # sockets bear no number of any size
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # as RFC 9110 has it
+_MAX_TIMEOUT_S = 86400.0  # sockets have a limit
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110
 _HEADER_VALUE = re.compile(r"[ -~]*")
 
 
 def client(arguments: Sequence[str]) -> int:
-    """Run `pipeline client`; the exit status: 1 if the answer is an error, or there is none."""
+    """Run `pipeline client`; return the exit status: 1 for an error, or without an answer."""
     options = client_parser().parse_intermixed_args(list(arguments))
     try:
         address = named(ServerAddress.of(options.url), options.timeout)
@@ -56,11 +56,11 @@ def client_parser() -> argparse.ArgumentParser:
 
 
 def named(address: ServerAddress, timeout_s: float) -> ServerAddress:
-    """Return an address with the name of a pipeline: the server is asked if it has none.
+    """Return an address with the name of a pipeline; if it has none, ask the server.
 
     Raises:
-        ConfigError: there is not just one.
-        OSError: the server cannot be asked.
+        ConfigError: there is not exactly one pipeline.
+        OSError: the server cannot be reached.
     """
     if address.path.strip("/"):
         return address
@@ -128,7 +128,7 @@ _ELSEWHERE = "expected http://HOST:PORT or http://HOST:PORT/NAME"
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """A host and port at which a server is asked, and the path of the URL."""
+    """The host and port of a server, and the path of the URL."""
 
     host: str
     port: int
@@ -151,7 +151,7 @@ class ServerAddress:
 
     @contextlib.contextmanager
     def asked(self, timeout_s: float, *request: Any) -> Iterator[http.client.HTTPResponse]:
-        """Ask, and give the answer; the connection ends behind it."""
+        """Send a request, and yield the response; close the connection afterwards."""
         kind = http.client.HTTPSConnection if self.is_tls else http.client.HTTPConnection
         with contextlib.closing(kind(self.host, self.port, timeout=timeout_s)) as connection:
             connection.request(*request)
@@ -160,7 +160,7 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class Question:
-    """A path and what is posted to it."""
+    """A path and the body of a POST."""
 
     path: str
     body: bytes
@@ -188,9 +188,9 @@ def add_question(parser: argparse.ArgumentParser) -> None:
 
 
 def question_of(address: ServerAddress, form: Form | None, words: Sequence[str]) -> Question:
-    """Return what is asked. Raises ConfigError: a word is wrong, or the URL names no pipeline.
+    """Return the request. Raises ConfigError: a word is invalid, or the URL names no pipeline.
 
-    The path of a URL may also tell the form: /api/NAME, /v2/models/NAME.
+    The path of a URL may also imply the form: /api/NAME, /v2/models/NAME.
     """
     fields = dict(map(_field, words))
     path = address.path.rstrip("/")
@@ -257,7 +257,7 @@ def _inputs(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _input(name: str, value: Any) -> dict[str, Any]:
-    """Return a tensor: text is one element of BYTES; numbers and lists are what numpy makes."""
+    """Return a tensor: a text is one element of BYTES; numbers and lists are converted by numpy."""
     try:
         array = np.asarray(value)
     except ValueError:

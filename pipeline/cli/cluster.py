@@ -29,7 +29,7 @@ Work = Callable[[argparse.Namespace, RayFleets], int]
 
 
 def cluster(arguments: Sequence[str]) -> int:
-    """Run `cluster up`, `update` or another of its commands; the exit status."""
+    """Run `cluster up`, `update` or another of its commands; return the exit status."""
     options = cluster_parser().parse_args(list(arguments))
     try:
         if options.command == "local":
@@ -132,7 +132,7 @@ def _add_edge(parser: argparse.ArgumentParser) -> None:
 
 
 def up(options: argparse.Namespace, fleets: RayFleets) -> int:
-    """Start a fleet, or change it, and wait until it is what is wanted."""
+    """Start a fleet, or change it, and wait until it has its target state."""
     if options.replicas is not None and options.replicas < 1:
         raise ConfigError(f"--replicas: expected at least 1, found {options.replicas}")
     release = FleetRelease(
@@ -151,7 +151,7 @@ def up(options: argparse.Namespace, fleets: RayFleets) -> int:
 
 
 def rollback(options: argparse.Namespace, fleets: RayFleets) -> int:
-    """Go back to the release that still serves."""
+    """Return to the release that still serves."""
     fleet = fleets.find(options.name)
     if not fleets.ask(fleet, "roll_back"):
         return fails("cluster", "no other release serves: start one by pipeline cluster update")
@@ -168,7 +168,7 @@ def scale(options: argparse.Namespace, fleets: RayFleets) -> int:
 
 
 def status(options: argparse.Namespace, fleets: RayFleets) -> int:
-    """Print how a fleet stands; the status is 0 if it is what is wanted."""
+    """Print the state of a fleet; return 0 if it has its target state."""
     view = view_of(fleets, fleets.find(options.name))
     if options.json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(view)).decode() + "\n")
@@ -198,7 +198,7 @@ def down(options: argparse.Namespace, fleets: RayFleets) -> int:
 
 
 def edge(options: argparse.Namespace, fleets: RayFleets) -> int:
-    """Take requests for a fleet."""
+    """Serve a fleet's requests by a gateway."""
     fleet = fleets.find(options.name)
     flags = [f"--listen={options.listen}", *options.flags]
     if options.grpc_listen:
@@ -208,7 +208,7 @@ def edge(options: argparse.Namespace, fleets: RayFleets) -> int:
         nonlocal fleet
         try:
             return await asyncio.to_thread(view_of, fleets, fleet)
-        except InitError:  # there may be another one of this name by now
+        except InitError:  # there may be a new fleet of this name
             fleet = await asyncio.to_thread(fleets.find, options.name)
             return await asyncio.to_thread(view_of, fleets, fleet)
 
@@ -247,9 +247,9 @@ def local(options: argparse.Namespace) -> int:
     """Start a Ray cluster of several nodes on this machine, for trials, and wait."""
     from pipeline.cluster.ray_fleet import LocalCluster
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # at any moment: no process stays
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # from now on: no process may be left
     with LocalCluster(options.nodes, options.num_cpus) as address:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has put its own there
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has replaced the handler
         sys.stdout.write(
             f"a Ray cluster of {options.nodes} nodes is at {address}; Ctrl-C ends it\n"
         )
@@ -260,12 +260,12 @@ def local(options: argparse.Namespace) -> int:
 
 
 def view_of(fleets: RayFleets, fleet: Any) -> FleetView:
-    """Return how a fleet stands."""
+    """Return the state of a fleet."""
     return msgspec.json.decode(fleets.ask(fleet, "view"), type=FleetView)
 
 
 def _wait(options: argparse.Namespace, fleets: RayFleets, fleet: Any) -> int:
-    """Wait until a fleet is what is wanted, and say what changes; the exit status."""
+    """Wait until a fleet has its target state, and print changes; return the exit status."""
     if options.no_wait:
         return 0
     ends, shown = time.monotonic() + options.timeout, ""

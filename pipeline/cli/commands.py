@@ -12,7 +12,7 @@ from pipeline.system.script import ScriptNotFoundError
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run `run SCRIPT ...` or `run -m MODULE ...`; the script may end with a status of its own."""
+    """Run `run SCRIPT ...` or `run -m MODULE ...`; the script may end with its own status."""
     parser = run_parser()
     options = parser.parse_args(list(arguments))
     if options.script is None and not options.module:
@@ -51,12 +51,12 @@ def run_parser() -> argparse.ArgumentParser:
 
 
 def analyse(arguments: Sequence[str]) -> int:
-    """Print where the time of `analyse FILE` went, which Op holds it up, what to change."""
+    """Print where the time of `analyse FILE` was spent, the slowest Op, and advice."""
     if list(arguments[:1]) == ["--serve"]:
         from pipeline.cli.advise import advise as advise_live
 
         return advise_live(arguments[1:])
-    from pipeline.observe.analysis.advice import advise  # here: scripts that run need none of it
+    from pipeline.observe.analysis.advice import advise  # here: `pipeline run` does not need it
     from pipeline.observe.analysis.analyst import Analyst
     from pipeline.observe.analysis.report import report_json, report_text
 
@@ -77,7 +77,7 @@ def analyse(arguments: Sequence[str]) -> int:
 
 
 def analyse_parser() -> argparse.ArgumentParser:
-    """Return the parser of `pipeline analyse`, without those of `--serve`."""
+    """Return the parser of `pipeline analyse`, without the options of `--serve`."""
     parser = command_parser(
         "analyse",
         "Read what a server with `dag.use_profile: true` wrote to stderr: print the time of each "

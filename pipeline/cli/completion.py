@@ -1,4 +1,4 @@
-"""`pipeline completion SHELL`: scripts by which a shell completes words, made of the parsers."""
+"""`pipeline completion SHELL`: completion scripts for shells, made from the parsers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INSTALL = {
 
 
 def completion(arguments: Sequence[str]) -> int:
-    """Print the script of a shell; the exit status."""
+    """Print the script for a shell; return the exit status."""
     options = completion_parser().parse_args(list(arguments))
     sys.stdout.write(shtab.complete(_all_commands(), options.shell) + "\n")
     return 0
@@ -38,8 +38,8 @@ def completion_parser() -> argparse.ArgumentParser:
 
 
 def _all_commands() -> argparse.ArgumentParser:
-    """Return one parser with the parsers of all sub-commands; what they take may be files."""
-    from pipeline.cli.main import COMMANDS, parser_of  # which loads this module
+    """Return one parser with those of all sub-commands; their arguments may be files."""
+    from pipeline.cli.main import COMMANDS, parser_of  # main.py imports this module
 
     root = argparse.ArgumentParser(PROGRAM)
     root.add_argument("-V", "--version", action="store_true", help="show the version")

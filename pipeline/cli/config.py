@@ -19,13 +19,13 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.op import Op
 from pipeline.system.script import ScriptNotFoundError
 
-_COLUMN = 40  # at which comments begin
+_COLUMN = 40  # where comments begin
 _INDENT = 2
 _SCRIPT_SUFFIX = ".py"
 
 
 def config(arguments: Sequence[str]) -> int:
-    """Run `pipeline config show|schema`; the exit status."""
+    """Run `pipeline config show|schema`; return the exit status."""
     options = config_parser().parse_args(list(arguments))
     status: int = options.work(options)
     return status
@@ -108,16 +108,16 @@ def _json(rows: Iterable[ConfigRow]) -> str:
 
 
 def constructors_of(script: str) -> tuple[str, ConfigSource]:
-    """Return the config.yml that a script names, and what the constructors of its Ops say.
+    """Return the config.yml of a script, and the settings in the constructors of its Ops.
 
-    The script is executed up to where its server would start.
+    The script runs up to the start of its server.
 
     Raises:
-        ScriptNotFoundError: there is no such script.
+        ScriptNotFoundError: the script does not exist.
         ConfigError: it runs no server, or one whose configuration is a dict.
         PipelineError: its graph or configuration is wrong.
     """
-    from pipeline.cli.graph import server_of  # here: it loads the server
+    from pipeline.cli.graph import server_of  # here: it imports the server
 
     server = server_of(False, script, ())
     if server is None or (config := server._config) is None:
@@ -138,7 +138,7 @@ def constructors_of(script: str) -> tuple[str, ConfigSource]:
 
 
 def _constructor_values(op: Op) -> dict[str, Any]:
-    """Return what an Op's constructor says, by the keys of config.yml."""
+    """Return the settings in an Op's constructor, by the keys of config.yml."""
     values = {key: value for key, value in op.pipeline_given.items() if value is not None}
     handler: Any = values.pop("local_service_handler", None)
     if handler is not None:
@@ -148,6 +148,6 @@ def _constructor_values(op: Op) -> dict[str, Any]:
         values["sequence"] = {"strategy": strategy}
     if "dynamic_batching" in values:
         values["batching"] = "dynamic"
-    if values.get("retry") == 0:  # stands for not given
+    if values.get("retry") == 0:  # 0 means not set
         del values["retry"]
     return values

@@ -1,4 +1,4 @@
-"""`pipeline dockerize`: writes what makes an image of a service's folder, with our own wheel."""
+"""`pipeline dockerize`: writes the files for an image of a service's folder, with our own wheel."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ _WHERE_FROM = """\
 
 
 def dockerize(arguments: Sequence[str]) -> int:
-    """Run `pipeline dockerize`; the exit status."""
+    """Run `pipeline dockerize`; return the exit status."""
     options = dockerize_parser().parse_args(list(arguments))
     folder = Path(options.folder)
     try:
         files = _files(folder)
         existing = [name for name in files if (folder / name).exists() and not options.force]
         if (folder / _REQUIREMENTS).exists() and _REQUIREMENTS not in existing:
-            existing.append(_REQUIREMENTS)  # the user's, who knows what the service imports
+            existing.append(
+                _REQUIREMENTS
+            )  # the user's file: the user knows what the service imports
         if len(existing) == len(files):
             raise ConfigError(f"{folder / existing[0]} is there already: --force replaces it")
         write_files(folder, {name: data for name, data in files.items() if name not in existing})
@@ -51,7 +53,7 @@ def dockerize(arguments: Sequence[str]) -> int:
 
 
 def _report(folder: Path, files: Mapping[str, bytes], existing: Collection[str]) -> None:
-    """Print what was written and what was not, and what is to be done."""
+    """Print which files were written or kept, and the next steps."""
     written = ", ".join(str(folder / name) for name in files if name not in existing)
     lines = [f"written: {written}"]
     lines += [f"kept: {folder / name}, which was there already" for name in existing]
@@ -70,7 +72,7 @@ def _has_pin(folder: Path, line: str) -> bool:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder; OSError: one of them cannot be."""
+    """Write files into a folder. Raises OSError: a file cannot be written."""
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
@@ -92,7 +94,7 @@ def dockerize_parser() -> argparse.ArgumentParser:
 
 
 def docker_files(rpc_port: int, http_port: int) -> dict[str, bytes]:
-    """Return the files of an image by their names. Raises ConfigError: there is no wheel."""
+    """Return the files of an image by name. Raises ConfigError: there is no wheel."""
     ports = {str(_RPC_PORT): str(rpc_port), str(_HTTP_PORT): str(http_port)}
     text = (TEMPLATES / "Dockerfile").read_text("utf-8")
     dockerfile = re.sub("|".join(ports), lambda match: ports[match[0]], text)
@@ -106,7 +108,7 @@ def docker_files(rpc_port: int, http_port: int) -> dict[str, bytes]:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """Return the files for the service in a folder. Raises ConfigError: there is none."""
+    """Return the files for the service in a folder. Raises ConfigError: it has no service."""
     if not (folder / _SCRIPT).is_file():
         raise ConfigError(f"{folder / _SCRIPT}: no such file; the image runs it")
     if not (folder / _CONFIG).is_file():
@@ -131,21 +133,21 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _ANY = "py3-none-any"
 _LEFT_OUT = re.compile(r"/(__pycache__|gatewaytest|\.build-[^/]*)/|_test\.go$")  # of a source tree
 _DESCRIPTIONS = ("METADATA", "entry_points.txt")
-_FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # the same files make the same bytes
+_FIRST_DATE = (1980, 1, 1, 0, 0, 0)  # reproducible: the same files give the same bytes
 _MODE = 0o100644
 _PROGRAM = 0o100755
 
 
 @dataclass(frozen=True, slots=True)
 class OwnWheel:
-    """A file that pip installs, and what it is called."""
+    """A file for pip, and its name."""
 
     name: str
     data: bytes
 
     @property
     def requirement(self) -> str:
-        """The line of a requirements.txt beside the folder `wheels`: this file, and no index."""
+        """Return the line of requirements.txt for this file in the folder `wheels`."""
         digest = hashlib.sha256(self.data).hexdigest()
         return f"{DISTRIBUTION} @ file://${{PWD}}/wheels/{self.name}#sha256={digest}"
 
@@ -171,7 +173,7 @@ def own_wheel() -> OwnWheel:
 
 
 def _tag(distribution: importlib.metadata.Distribution) -> str:
-    """Return the tag: with the gateway's binary that of this machine."""
+    """Return the wheel's tag: this machine's if it has the gateway's binary."""
     tags = re.findall(r"^Tag: (\S+)$", distribution.read_text("WHEEL") or "", re.M)
     if not BINARY.is_file():
         return _ANY

@@ -21,11 +21,10 @@ from pipeline.op import Op, RequestOp, ResponseOp
 
 
 class Fused(Struct, frozen=True):
-    """Names of Ops: each of `groups` runs in one pass while its Ops are quick; `apart`: why others
-    never do.
+    """Names of Ops: the Ops of each group run in one pass while they are quick.
 
-    Which Ops are quick is seen at work; what `init_op` sets, and what plug-ins' workers can, is not
-    known before.
+    `apart`: why other Ops never do. Which Ops are quick is only known at run time; settings from
+    `init_op`, and the abilities of plug-ins' workers, are not known before.
     """
 
     groups: Sequence[tuple[str, ...]]
@@ -33,7 +32,7 @@ class Fused(Struct, frozen=True):
 
 
 def fused(graph: Graph, config: DagConfig) -> Fused:
-    """Return what becomes of a graph whose Ops are configured, if all of them are quick."""
+    """Return the groups of a configured graph, if all its Ops are quick."""
     executor = Executor(
         graph,
         lambda op, owner: cast(Any, _workers_of(op)),
@@ -92,7 +91,7 @@ def _why(node: OpDispatcher, nodes: Sequence[OpDispatcher], config: DagConfig) -
 
 
 class _Loop:
-    """An event loop on which nothing happens later."""
+    """An event loop without timers."""
 
     @staticmethod
     def call_soon(callback: Callable[[], None]) -> None:
@@ -108,13 +107,13 @@ class _Loop:
 
 
 def _never(self: object, *arguments: object) -> None:
-    """Be there: it is for Ops that are at work."""
+    """Do nothing: it is for running Ops."""
 
 
 class _Workers(WorkersBase):
     """The workers of an Op that does not start; `note`: of its model, if it has one."""
 
-    runs_slices = True  # as our own do
+    runs_slices = True  # as in our own workers
 
     def __init__(self, op: Op) -> None:
         self.note: Any = op.pipeline_config.local_service_conf.model_config
@@ -143,7 +142,7 @@ def _workers_of(op: Op) -> _Workers:
 
 
 class Node(Struct, frozen=True):
-    """An Op as it is drawn; `details` are short texts. The edges of a graph are not `is_op`.
+    """An Op in a drawing; `details` are short texts. The ends of a graph are not `is_op`.
 
     `apart` is why it never runs in one pass with others.
     """
@@ -155,10 +154,10 @@ class Node(Struct, frozen=True):
 
 
 class Drawing(Struct, frozen=True):
-    """Nodes, each after the nodes that it reads, by their places in `nodes`.
+    """Nodes, each after its inputs; the other fields use their indexes.
 
-    `jumps` are (from, to, the name of the Op in whose place it answers), `loops` (from, to, how
-    often a request may take it), `groups` the nodes that run in one pass while they are quick.
+    `jumps` are (from, to, the name of the Op that it answers for), `loops` (from, to, maximum laps
+    of a request), `groups` the nodes that run in one pass while they are quick.
     """
 
     title: str
@@ -187,14 +186,14 @@ def _node(op: Op, apart: Mapping[str, str]) -> Node:
     kind = type(op).__name__
     if isinstance(op, RequestOp | ResponseOp):
         return Node("request" if isinstance(op, RequestOp) else "response", (kind,), is_op=False)
-    config: OpConfig | None = getattr(op, "pipeline_config", None)  # not yet configured
+    config: OpConfig | None = getattr(op, "pipeline_config", None)  # None: not configured yet
     own = (kind,) if type(op) is not Op else ()
     details = (*own, *(_settings(config) if config else ()))
     return Node(op.name, details, True, apart.get(op.name, ""))
 
 
 def _settings(config: OpConfig) -> Iterator[str]:
-    """Yield what differs from the default, and the number of workers."""
+    """Yield the settings that differ from the default, and the number of workers."""
     kind = config.workers or "worker"
     several = "" if config.concurrency == 1 else "es" if kind.endswith("s") else "s"
     yield f"{config.concurrency} {kind}{several}"
@@ -252,7 +251,7 @@ def _at_most(count: int) -> str:
 
 
 def _together(drawing: Drawing) -> Iterator[str]:
-    """Yield a line for each group, and for each reason for which Ops are in none."""
+    """Yield a line for each group, and for each reason why Ops are in no group."""
     for group in drawing.groups:
         yield f"{_TOGETHER}: {', '.join(drawing.nodes[place].name for place in group)}"
     for apart in dict.fromkeys(node.apart for node in drawing.nodes if node.apart):
@@ -273,14 +272,14 @@ def _line(drawing: Drawing, number: int, width: int) -> str:
 
 
 class _Rails:
-    """Rows of rails: a lane for each edge, from an Op down to the one that reads it."""
+    """Rows of rails: a lane for each edge, from an Op down to its reader."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int | None]] = []
         self._lanes: list[int | None] = []
 
     def add(self, number: int, readers: Sequence[int]) -> None:
-        """Put an Op below the Ops that it reads."""
+        """Put an Op below its inputs."""
         ends = [lane for lane, to in enumerate(self._lanes) if to == number]
         home = ends[0] if ends else self._free(-1)
         for lane in ends[1:]:
@@ -309,7 +308,7 @@ class _Rails:
         return len(self._lanes) - 1
 
     def _join(self, home: int, lanes: Sequence[int], last: str, middle: str) -> None:
-        """Add a row that ties `lanes`, which are right of `home`, to it."""
+        """Add a row that connects `lanes`, which are right of `home`, to it."""
         marks = {lane: last if lane == lanes[-1] else middle for lane in lanes}
         self._row({home: "├", **marks}, None, (home, lanes[-1]))
 
@@ -328,7 +327,7 @@ class _Rails:
 
 
 def as_mermaid(drawing: Drawing) -> str:
-    """Return a Mermaid flowchart, as Markdown renders it in many places."""
+    """Return a Mermaid flowchart in Markdown."""
     lines = ["flowchart LR"]
     for number, node in enumerate(drawing.nodes):
         left, right = ("[", "]") if node.is_op else ("([", "])")
@@ -350,7 +349,7 @@ def as_mermaid(drawing: Drawing) -> str:
 
 
 def _mermaid_text(text: str) -> str:
-    """Return letters, digits and what is harmless, all else as Mermaid's entities."""
+    """Return a text with Mermaid's entities for all but harmless characters."""
     return "".join(
         char if char.isalnum() or char in " _-./:,@" else f"#{ord(char)};" for char in text
     )
@@ -389,4 +388,4 @@ FORMATS: Mapping[str, Callable[[Drawing], str]] = {
     "mermaid": as_mermaid,
     "dot": as_dot,
 }
-"""The functions that draw, by the name of the format."""
+"""The functions that draw, by format."""

@@ -1,4 +1,4 @@
-"""`pipeline graph SCRIPT` and `pipeline check FILE`: a look at what is not started."""
+"""`pipeline graph SCRIPT` and `pipeline check FILE`: checks without a start."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _POLL_INTERVAL_S = 0.01
 
 
 def graph(arguments: Sequence[str]) -> int:
-    """Run `pipeline graph` with these arguments; the exit status."""
+    """Run `pipeline graph`; return the exit status."""
     options = _graph_arguments(arguments)
     before = _threads()
     status = _draw(options)
-    if _threads() - before:  # the script's: Python would wait for them
+    if _threads() - before:  # the script's threads: Python would wait for them
         sys.stdout.flush()
         os._exit(status)
     return status
@@ -70,7 +70,7 @@ def _draw(options: argparse.Namespace) -> int:
         drawing = drawing_of(graph, name or options.script, fused(graph, config.dag))
         sys.stdout.write(FORMATS[options.format](drawing))
     ops = {op.name: op.pipeline_config for graph in server._graphs.values() for op in graph.ops}
-    # What `prepare_server` has not logged.
+    # Warnings that `prepare_server` has not logged.
     for warning in (*unknown_ops(config, list(ops)), *batch_fill_warnings(config, ops)):
         sys.stderr.write(f"warning: {warning}\n")
     return 0
@@ -108,7 +108,7 @@ def graph_parser() -> argparse.ArgumentParser:
 
 
 def _graph_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the arguments: those of the script may look like options, in any order."""
+    """Parse the arguments; those of the script may look like options, in any order."""
     rest, ours, words = list(arguments), list[str](), list[str]()
     while rest:
         word = rest.pop(0)
@@ -128,7 +128,7 @@ def _graph_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def server_of(is_module: bool, script: str, arguments: Sequence[str]) -> PipelineServer | None:
-    """Return the first server that the script would run; what it raises goes through."""
+    """Return the first server that the script would run; its exceptions pass through."""
     run = run_module if is_module else run_script
     before = _threads()
     with nothing_starts() as servers, contextlib.redirect_stdout(sys.stderr):
@@ -139,20 +139,19 @@ def server_of(is_module: bool, script: str, arguments: Sequence[str]) -> Pipelin
                 raise
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not servers and _threads() - before and time.monotonic() < deadline:
-            time.sleep(_POLL_INTERVAL_S)  # one of them may be about to run it
+            time.sleep(_POLL_INTERVAL_S)  # a thread may be about to run it
     return servers[0] if servers else None
 
 
 def server_of_script(
     path: str | Path, name: str | None = None, hint: str = "give TestClient the server itself"
 ) -> PipelineServer:
-    """Execute a script up to where its server would start; return that server.
+    """Run a script up to the start of its server; return that server.
 
-    It is executed in its own folder, as a module of its `module_name`, or of `name`: what stands
-    under `if __name__ == "__main__":` is not run, and the one server that it has made is taken.
-
-    Raises InitError: there is no such file, or it makes no server, or several and runs none, for
-    which there is a `hint`.
+    It runs in its own folder, as a module of its `module_name`, or of `name`: code under `if
+    __name__ == "__main__":` does not run, and its only server is returned. Raises InitError: the
+    file does not exist, or it makes no server, or several and runs none, for which there is a
+    `hint`.
     """
     script = Path(path).resolve()
     name = name or module_name(script)
@@ -160,11 +159,11 @@ def server_of_script(
     if spec is None or spec.loader is None or not script.is_file():
         raise InitError(f"{path}: there is no such script (current folder: {Path.cwd()})")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where process workers find its classes
+    sys.modules[name] = module  # process workers find its classes there
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
     before = Path.cwd()
-    os.chdir(script.parent)  # where it looks for its config.yml
+    os.chdir(script.parent)  # the folder of its config.yml
     try:
         with nothing_starts() as servers:
             spec.loader.exec_module(module)
@@ -182,7 +181,7 @@ def server_of_script(
 
 
 def module_name(script: Path, taken: Collection[str] = ()) -> str:
-    """Return a name for a script's module; folders come before one that another module has."""
+    """Return a name for a script's module, with folders before it if the name is in use."""
     name = script.stem
     for folder in script.parents:
         if name not in taken and _file_of(name) in (None, str(script)):
@@ -192,7 +191,7 @@ def module_name(script: Path, taken: Collection[str] = ()) -> str:
 
 
 def _file_of(name: str) -> str | None:
-    """Return the file of a module, "" if it has none; None: there is no such module."""
+    """Return the file of a module; "": it has no file; None: it does not exist."""
     if (module := sys.modules.get(name)) is not None:
         return getattr(module, "__file__", None) or ""
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
@@ -211,26 +210,26 @@ def _threads() -> set[threading.Thread]:
 
 @contextlib.contextmanager
 def nothing_starts() -> Iterator[list[PipelineServer]]:
-    """Note down servers that would start, instead of starting them."""
+    """Collect servers that would start, instead of starting them."""
     servers: list[PipelineServer] = []
 
     def stop(server: PipelineServer) -> None:
         servers.append(server)
-        raise SystemExit(0)  # no `except Exception` holds it up, and no thread tells of it
+        raise SystemExit(0)  # no `except Exception` catches it, and threads end silently
 
-    name = "_new_service"  # on the way of each manner in which a server can start
+    name = "_new_service"  # every kind of start calls it
     original, manager = getattr(PipelineServer, name), os.environ.get(VARIABLE)
     setattr(PipelineServer, name, stop)
     try:
         yield servers
     finally:
         setattr(PipelineServer, name, original)
-        if manager is not None:  # a server that is about to start takes it
+        if manager is not None:  # a server that is about to start uses it
             os.environ[VARIABLE] = manager
 
 
 def _place(error: BaseException) -> str:
-    """Return `web_server.py:12: ` of the line outside this library that led to an error."""
+    """Return `web_server.py:12: ` for the line outside this library that led to an error."""
     ours = f"{Path(__file__).resolve().parents[1]}{os.sep}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith((ours, "<")):
@@ -242,7 +241,7 @@ def _place(error: BaseException) -> str:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Run `pipeline check` with these arguments; the exit status."""
+    """Run `pipeline check`; return the exit status."""
     options = check_parser().parse_args(list(arguments))
     use(options.profile, options.set)
     return max(_check_file(file, options.strict) for file in options.files)
@@ -288,7 +287,7 @@ def _count(number: int, what: str) -> str:
 
 @contextlib.contextmanager
 def _warnings_of_the_configuration() -> Iterator[list[str]]:
-    """Collect them where they are logged: after an error there is no other trace of them."""
+    """Collect warnings from the log: after an error they would be lost."""
     warnings: list[str] = []
 
     class Collector(logging.Handler):
@@ -316,7 +315,7 @@ def _warnings_about(config: ServiceConfig, source: ConfigSource, folder: Path) -
 
 
 def _files_named(config: ServiceConfig) -> Iterator[tuple[KeyPath, str]]:
-    """Yield keys and values of the files that Ops need to start."""
+    """Yield keys and values of the files that Ops need at the start."""
     for name, op in config.op.items():
         if op.client_config:
             yield ("op", name, "client_config"), op.client_config

@@ -24,7 +24,7 @@ _HIDDEN = {"gitignore": ".gitignore"}
 
 
 def init(arguments: Sequence[str]) -> int:
-    """Run `pipeline init`; the exit status."""
+    """Run `pipeline init`; return the exit status."""
     options = init_parser().parse_args(list(arguments))
     folder = Path(options.folder)
     name = options.name or folder.resolve().name
@@ -57,7 +57,7 @@ def init_parser() -> argparse.ArgumentParser:
 
 
 def service_files(name: str) -> dict[str, bytes]:
-    """Return the files of a new service by their names. Raises ConfigError: a name is not valid."""
+    """Return the files of a new service by name. Raises ConfigError: the name is invalid."""
     if not _NAME.fullmatch(name) or name in _TAKEN:
         why = (
             "paths of the server's own pages begin so"
@@ -75,10 +75,10 @@ def service_files(name: str) -> dict[str, bytes]:
 
 
 def write_new(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder, which is made if need be.
+    """Write files into a folder; make the folder if needed.
 
     Raises:
-        ConfigError: one of them is there already; then none is written.
+        ConfigError: a file exists already; none is written.
         OSError: a file cannot be written.
     """
     there = [name for name in files if (folder / name).exists()]

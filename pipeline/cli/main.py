@@ -17,12 +17,11 @@ from pipeline.system.resources import run_on_huge_pages
 
 
 class Command(NamedTuple):
-    """A sub-command. Its places, "module:function", are imported when it is asked for.
+    """A sub-command. Its places, "module:function", are imported when they are needed.
 
-    `run` takes the arguments behind the command's name, and returns the exit status; `parser`
-    makes the parser that has its options, for its help and for completion by shells. `environment`
-    is set before the import, unless it is set already. With `is_on_huge_pages` large models come
-    and go there.
+    `run` takes the arguments after the command's name, and returns the exit status; `parser` makes
+    the parser, for its help and for completion by shells. `environment` is set before the import,
+    unless it is set already. `is_on_huge_pages`: for processes that load and drop large models.
     """
 
     summary: str
@@ -92,7 +91,7 @@ COMMANDS: Mapping[str, Command] = {
         "serve model repositories, with the flags of Triton's server",
         "pipeline.cli.repository:repository",
         "pipeline.cli.repository:repository_parser",
-        # Its processes are fresh interpreters, and gRPC's own handlers of forks only warn.
+        # Its processes are new interpreters, and gRPC's fork handlers only warn.
         {"GRPC_ENABLE_FORK_SUPPORT": "0"},
         is_on_huge_pages=True,
     ),
@@ -107,14 +106,13 @@ COMMANDS: Mapping[str, Command] = {
         "pipeline.cli.completion:completion_parser",
     ),
 }
-"""All sub-commands, in the order in which the help has them."""
+"""All sub-commands, in the order of the help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status, if the script does not end with one of its own.
+    """Run the command line; return the exit status, unless a script ends with its own.
 
-    As argparse has it, SystemExit ends it where a sub-command prints its help or is given wrong
-    options.
+    As in argparse, SystemExit ends a sub-command that prints its help or gets wrong options.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["-h"], ["--help"], ["help"]):
@@ -152,7 +150,7 @@ def parser_of(name: str) -> argparse.ArgumentParser:
 
 
 def usage() -> str:
-    """Return the help of the command as a whole."""
+    """Return the help of the whole command."""
     width = max(map(len, COMMANDS))
     lines = "".join(f"  {name:<{width}}  {command.summary}\n" for name, command in COMMANDS.items())
     return _HELP.format(line=_LINE, program=PROGRAM, commands=lines)

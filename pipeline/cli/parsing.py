@@ -30,10 +30,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that names the known word next to one that it does not know."""
+    """A parser that suggests a known word for an unknown one."""
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and what is wrong, with the word that may be meant; ends with 2."""
+        """Print the usage and the error, with a suggestion; exit with status 2."""
         super().error(f"{message}{self._hint(message)}")
 
     def _hint(self, message: str) -> str:
@@ -45,12 +45,12 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def command_parser(command: str, description: str, example: str) -> CommandParser:
-    """Return the parser of a sub-command, whose options are to be added.
+    """Return the parser of a sub-command, without its options.
 
     Args:
-        command: its words behind the program's name, such as "config show".
+        command: its words after the program's name, for example "config show".
         description: what it does, in sentences.
-        example: command lines, one a line, that are shown below the options.
+        example: command lines, one a line, shown below the options.
     """
     lines = "".join(f"\n  {line}" for line in example.splitlines())
     return CommandParser(
@@ -63,7 +63,7 @@ def command_parser(command: str, description: str, example: str) -> CommandParse
 
 
 def add_layers(parser: argparse.ArgumentParser) -> None:
-    """Add the options that change a configuration from outside of its file."""
+    """Add the options that override a configuration file."""
     parser.add_argument(
         "--set",
         action="append",
@@ -80,7 +80,7 @@ def add_layers(parser: argparse.ArgumentParser) -> None:
 
 
 def amount(text: str) -> float:
-    """Return the number of an option that says how much: finite, and none below 0."""
+    """Return a finite number of at least 0."""
     with contextlib.suppress(ValueError):
         if 0 <= (value := float(text)) < math.inf:
             return value
@@ -88,7 +88,7 @@ def amount(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Return the number of an option that says how many: whole, and none below 0."""
+    """Return a whole number of at least 0."""
     with contextlib.suppress(ValueError):
         if (value := int(text)) >= 0:
             return value
@@ -96,20 +96,20 @@ def count(text: str) -> int:
 
 
 def above_0(text: str) -> float:
-    """Return the number of an option that says how much, which is more than nothing."""
+    """Return a finite number above 0."""
     if value := amount(text):
         return value
     raise argparse.ArgumentTypeError(f"expected more than 0, found {text!r}")
 
 
 def at_least_1(text: str) -> int:
-    """Return the number of an option that says how many, which is not none."""
+    """Return a whole number of at least 1."""
     if value := count(text):
         return value
     raise argparse.ArgumentTypeError(f"expected at least 1, found {text!r}")
 
 
 def fails(command: str, text: str, status: int = FAILED) -> int:
-    """Say on stderr why a sub-command did not do its work; returns the exit status."""
+    """Print on stderr why a sub-command failed; return the exit status."""
     sys.stderr.write(f"{PROGRAM} {command}: {text}\n")
     return status

@@ -1,4 +1,4 @@
-"""ProgressLine: a line on a terminal that moves while something takes its time."""
+"""ProgressLine: a line on a terminal that shows progress."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _CLEAR = "\r\x1b[K"
 
 
 class ProgressLine:
-    """A bar that fills in the seconds that something takes; without them a clock that runs.
+    """A bar that fills over the expected seconds; without them a clock.
 
     Args:
         stream: where it is drawn, if that is a terminal.
-        what: what is done, in a few words.
-        seconds: how long it takes; None: nobody knows.
+        what: the action, in a few words.
+        seconds: its expected duration; None: unknown.
         delay_s: nothing is drawn before.
     """
 
@@ -41,7 +41,7 @@ class ProgressLine:
         self._thread: threading.Thread | None = None
 
     def line(self) -> str:
-        """Return the line as it is now."""
+        """Return the current line."""
         took_s = self._clock() - self._begin
         if self._seconds is None:
             return f"{self._what} ({took_s:.0f} s)"
@@ -59,14 +59,14 @@ class ProgressLine:
         self.close()
 
     def close(self) -> None:
-        """Take the line away; again: nothing happens."""
+        """Remove the line; no effect the second time."""
         self._over.set()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join()
 
     def _draw(self, stream: TextIO) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal has gone
+        with contextlib.suppress(OSError, ValueError):  # the terminal is closed
             if self._over.wait(self._delay_s):
                 return
             while True:

@@ -242,7 +242,7 @@ _SEVERAL: dict[str, Any] = {"action": "append", "default": []}
 
 
 def settings_of(options: argparse.Namespace) -> RepositorySettings:
-    """Return what the flags say. Raises ConfigError: something that there is not."""
+    """Return the settings from the flags. Raises ConfigError: a setting is not available."""
     older = {name: getattr(options, f"trace_{name}".replace("-", "_")) for name in _OLDER_TRACES}
     traces = traces_of(options.trace_config, older)
     os.environ.update(traces.environment)
@@ -265,13 +265,11 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
     if patterns:
         dag["forward_headers"] = "|".join(map(_grouped, sorted(patterns)))
     if options.allow_metrics:
-        address = (
-            options.http_address if options.metrics_address is None else options.metrics_address
-        )
+        address = options.metrics_address
         dag |= {
             "enable_prometheus": True,
             "prometheus_port": options.metrics_port,
-            "prometheus_host": _host(address),
+            "prometheus_host": _host(options.http_address if address is None else address),
         }
     server["restricted_apis"] = {
         "http": _restrictions("--http-restricted-api", options.http_restricted_api),
@@ -300,10 +298,9 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
         backend_directory=options.backend_directory,
     )
     closed = tuple(key for key, is_open in ports.items() if not is_open)
-    kinds = LogSwitches(
-        options.log_info, options.log_warning, options.log_error, options.log_verbose
-    )
-    return RepositorySettings(control, server, options.log_file, options.log_verbose, kinds, closed)
+    verbose = options.log_verbose
+    kinds = LogSwitches(options.log_info, options.log_warning, options.log_error, verbose)
+    return RepositorySettings(control, server, options.log_file, verbose, kinds, closed)
 
 
 def _doors(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Readers of what happens in a server: its own, and what a plug-in needs to be one, see `Sink`."""
+"""Readers of a server's events: the built-in ones, and the interface for plug-ins, see `Sink`."""
 
 from pipeline.engine.journal.journal import (
     NO_WORKER,

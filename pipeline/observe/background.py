@@ -1,4 +1,4 @@
-"""Background: one thread that does, in order, what must not hold up the event loop."""
+"""Background: a thread that does slow work in order, off the event loop."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Job = Callable[[], object]
 
 
 class Background:
-    """Runs jobs one after the other; an exception of one is logged and ends nothing else.
+    """Runs jobs one after the other; an exception is logged, and the next job runs.
 
-    So many jobs as `limit` says may wait, more are dropped; the number dropped is logged, under
-    the thread's `name`, once there is room again.
+    At most `limit` jobs wait, further ones are dropped; their number is logged, under the thread's
+    `name`, when there is room again.
     """
 
     def __init__(self, name: str, limit: int = 100) -> None:
@@ -34,7 +34,7 @@ class Background:
         self._thread.start()
 
     def submit(self, job: Job) -> bool:
-        """Have `job` done soon; False: too many wait, or this is not open. From one thread only."""
+        """Queue `job`; False: too many wait, or this is not open. From one thread only."""
         if not self._is_open:
             return False
         if self._jobs.qsize() >= self._limit:
@@ -47,7 +47,7 @@ class Background:
         return True
 
     def close(self) -> None:
-        """Do what waits and end the thread. May be called again, and without `start`."""
+        """Run the waiting jobs and end the thread. May be called again, and without `start`."""
         if self._is_open:
             self._is_open = False
             self._jobs.put(None)
@@ -57,5 +57,5 @@ class Background:
         while (job := self._jobs.get()) is not None:
             try:
                 job()
-            except Exception:  # one bad piece must not stop the later ones
+            except Exception:  # a failed job must not stop later ones
                 _LOGGER.exception("%s failed to write a piece", self._name)

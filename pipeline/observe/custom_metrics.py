@@ -1,4 +1,4 @@
-"""CustomMetrics: families and series that the code of models counts in, as `/metrics` has them."""
+"""CustomMetrics: metric families and series of models' code, for `/metrics`."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class _Family:
 class CustomMetrics:
     """The families of a server, on its event loop.
 
-    Workers share a family of one name, with the text that it had first, and a series of equal
-    labels. Each lives as long as a worker uses it.
+    Workers share a family of one name, with its first text, and a series of equal labels. Each
+    exists as long as a worker uses it.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class CustomMetrics:
         return "".join(f"{line}\n" for line in lines).encode()
 
     def take(self, use: MetricUse) -> _Family:
-        """Return a family with one user more. InputError, OverloadedError: it cannot be had."""
+        """Return a family with one more user. Raises InputError, OverloadedError."""
         family = self._families.get(use.name)
         if family is None:
             if len(self._families) >= MAX_SERIES:
@@ -95,7 +95,7 @@ class CustomMetrics:
         return family
 
     def take_series(self, family: _Family, key: Key, buckets: Sequence[float]) -> _Series:
-        """Return a series with one user more. InputError, OverloadedError: it cannot be had."""
+        """Return a series with one more user. Raises InputError, OverloadedError."""
         series = family.series.get(key)
         if series is None:
             if sum(len(family.series) for family in self._families.values()) >= MAX_SERIES:
@@ -106,7 +106,7 @@ class CustomMetrics:
         return series
 
     def release(self, family: _Family, keys: Sequence[Key]) -> None:
-        """Take note that one user less has a family, and these series of it."""
+        """Note that a family, and these series of it, have one user less."""
         for key in keys:
             family.series[key].users -= 1
             if not family.series[key].users:
@@ -124,11 +124,11 @@ class CustomMetricsOfWorker:
         self._held: dict[int, tuple[_Family, dict[Key, _Series]]] = {}
 
     def use(self, use: MetricUse) -> float:
-        """Do what a model wants, and return the value that the series has then, if it has one.
+        """Run a model's command, and return the value of the series, if it has one.
 
         Raises:
-            InputError, OverloadedError: it cannot be had.
-            NoServiceError: the family or the series is not one that the worker has.
+            InputError, OverloadedError: the family or series cannot be made.
+            NoServiceError: the worker does not have the family or the series.
         """
         if use.action == "family":
             self._held[use.number] = self._metrics.take(use), {}
@@ -149,7 +149,7 @@ class CustomMetricsOfWorker:
         return _done(held[key], use)
 
     def close(self) -> None:
-        """Release everything that an ended worker has used."""
+        """Release everything that an ended worker used."""
         for family, held in self._held.values():
             self._metrics.release(family, list(held))
         self._held.clear()

@@ -1,6 +1,6 @@
-"""The journal's rows in numpy, as cheaply as it can: batches, sums by key, histograms, intervals.
+"""The journal's rows in numpy, efficiently: batches, sums by key, histograms, intervals.
 
-Of a structured array `take` and `compress` are ten times as fast as an index; a column is cheap.
+On a structured array `take` and `compress` are ten times as fast as an index; a column is cheap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Batches(NamedTuple):
     sizes: Positions
 
     def of(self, spans: Positions) -> Positions:
-        """Return the number of the batch that each of the spans is in."""
+        """Return the index of each span's batch."""
         return np.searchsorted(self.first, spans, side="right") - 1
 
 
@@ -43,7 +43,7 @@ def batches(spans: Rows) -> Batches:
 
 
 def _runs(is_first: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
-    """Return where each run begins, and how long it is."""
+    """Return the start and the length of each run."""
     first = np.flatnonzero(is_first)
     sizes = np.empty_like(first)
     np.subtract(first[1:], first[:-1], out=sizes[:-1])
@@ -54,7 +54,7 @@ def _runs(is_first: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
 def walks(spans: Rows) -> dict[tuple[int, int], list[int]]:
     """Return the Ops that requests passed in one trip, by (data_id, result_received_ns).
 
-    Such spans came back to the event loop at the same moment, to the nanosecond.
+    Such spans returned to the event loop at the same nanosecond.
     """
     together: dict[tuple[int, int], list[int]] = {}
     rows = columns(spans, "data_id", "result_received_ns", "op", "worker").T.tolist()
@@ -93,24 +93,24 @@ def kept(rows: npt.NDArray[Any], which: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def joined(tables: Sequence[Rows]) -> Rows:
-    """Return one table of several, at least one, of the same fields."""
-    # By their names numpy joins fifteen times as slowly.
+    """Return one table of several, at least one, with the same fields."""
+    # numpy joins by name fifteen times as slowly.
     return np.concatenate([table.view(np.int64) for table in tables]).view(tables[0].dtype)
 
 
 def sorted_by(keys: Integers) -> Positions | None:
-    """Return the stable order in which `keys` (0 or more) ascend; None: they ascend already."""
+    """Return the stable ascending order of `keys` (at least 0); None: already ascending."""
     if (keys[1:] >= keys[:-1]).all():
         return None
-    # Short ones are sorted by their digits, in a third of the time.
+    # Short integers are sorted by radix, in a third of the time.
     return (keys.astype(np.uint16) if keys.max() < _MAX_SHORT else keys).argsort(kind="stable")
 
 
 class Groups(NamedTuple):
-    """Rows of the same key: `keys` ascend, and there are so many of each as `sizes` says."""
+    """Rows of the same key: ascending `keys`, and the number of rows of each in `sizes`."""
 
     keys: Integers
-    first: Positions  # of each, in this order; None: that which the rows have
+    first: Positions  # of each, in this order; None: the order of the rows
     sizes: Positions
     order: Positions | None
 
@@ -126,7 +126,7 @@ class Groups(NamedTuple):
 
 
 def groups(keys: Integers) -> Groups:
-    """Return rows by their keys, of which there is at least one, 0 or more."""
+    """Return rows by key; there is at least one row, and keys are at least 0."""
     order = sorted_by(keys)
     ordered = keys if order is None else keys.take(order)
     is_first = np.ones(len(keys), np.bool_)

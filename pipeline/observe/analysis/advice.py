@@ -1,4 +1,4 @@
-"""Advice on config.yml, so that a service does more: pure functions of its figures."""
+"""Advice on config.yml for a higher throughput: pure functions of a service's figures."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pipeline.observe.analysis.figures import (
     op_concurrency,
 )
 
-_FULL = 0.7  # an Op whose workers are busy that much holds the service up
-_IDLE = 0.2  # less, and fewer workers would do
-_ONE_STEP = 4.0  # times the throughput that one round of advice aims at: then measure again
+_FULL = 0.7  # share of busy time from which an Op limits the service
+_IDLE = 0.2  # share of busy time below which fewer workers are enough
+_ONE_STEP = 4.0  # maximum factor of throughput for one round of advice: then measure again
 _MAX_WORKERS = 256
-_MAX_NEEDED = 1e9  # workers: more is not worth a number
+_MAX_NEEDED = 1e9  # limit for a number of workers
 _MAX_BATCH = 32
-_WORTH_IT = 1.2  # times the throughput that a larger batch has to promise
-_MODEL_SHARE = 0.5  # of an Op's time in process(), for batches to be worth a try
-_TRIED_WORKERS = 2.0  # times the workers, while it is not known what batches bring
+_WORTH_IT = 1.2  # minimum factor of throughput for a larger batch
+_MODEL_SHARE = 0.5  # minimum share of process() in an Op's time, for batches to be worth a try
+_TRIED_WORKERS = 2.0  # factor of workers, while the effect of batches is unknown
 _HAND_OVER_SHARE = 0.25
 _WAIT_SHARE = 0.3
 _FEW = 100
-_TRUSTED = 0.98  # of a time that was measured
-_GROWTH_SHARE = 0.1  # of what arrives
+_TRUSTED = 0.98  # of a measured time
+_GROWTH_SHARE = 0.1  # of the arriving requests
 
 
 @dataclass(frozen=True, slots=True)
 class OpAdvice:
-    """The settings that one Op should have; None: leave it. `why` are whole sentences."""
+    """The advised settings of one Op; None: unchanged. `why` are whole sentences."""
 
     op: str
     concurrency: int | None
@@ -41,11 +41,11 @@ class OpAdvice:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The changes to make for a throughput of `target_per_s`.
+    """The changes for a throughput of `target_per_s`.
 
     `bottleneck` is the Op with the lowest throughput, None if no Op ran. It `is_full` if its
-    workers hardly rest. `expected_per_s` is what the service should do with all of `ops`
-    followed, if its callers ask for that much; NaN if that is unknown.
+    workers are almost always busy. `expected_per_s` is the expected throughput with all advice of
+    `ops`, if clients send enough; NaN if unknown.
     """
 
     target_per_s: float
@@ -65,18 +65,17 @@ class Advice:
 
 
 def advise(figures: Figures, target_per_s: float | None = None) -> Advice:
-    """Return advice from the figures of a record that was taken under load.
+    """Return advice from the figures of a record under load.
 
-    `target_per_s` requests/s are expected of the service; None: what the callers of the record
-    would ask for if no Op made them wait, but no more than four times what they got: then it is
-    time to measure again.
+    `target_per_s` is the required throughput; None: the throughput that the record's clients would
+    reach if no Op made them wait, at most four times the measured one: then measure again.
     """
-    # Of one that brought no result it is not known what it takes.
+    # The cost of an Op without results is unknown.
     ran = [op for op in figures.ops if op.batches and op.cost_ms > 0]
     if not ran or not figures.seconds:
         return Advice(math.nan, None, False, math.nan, (), ("no Op has run",))
     slowest = min(ran, key=lambda op: op.capacity_per_s)
-    # It is busy, or has more in its channel than its workers take at once.
+    # It is busy, or more requests wait than its workers take at once.
     is_full = slowest.busy >= _FULL or slowest.waiting > slowest.workers * slowest.largest_batch
     target = target_per_s if target_per_s is not None else _reachable(figures)
     all_advice = []
@@ -89,14 +88,14 @@ def advise(figures: Figures, target_per_s: float | None = None) -> Advice:
             "`workers: process` gives each a process"
         )
     followed = {advice.op: advice for advice in all_advice}
-    # What the slowest Op lets through then.
+    # The throughput of the slowest Op with the advice.
     capacity = min(_capacity(op, followed.get(op.name)) for op in ran)
     expected = min(target, capacity) if all_advice else math.nan
     return Advice(target, slowest.name, is_full, expected, tuple(all_advice), tuple(notes))
 
 
 def _reachable(figures: Figures) -> float:
-    """Return the throughput in reach: by Little's law, all inside go through in the time of one."""
+    """Return the reachable throughput: by Little's law, if no request waits."""
     most = figures.per_s * _ONE_STEP
     if figures.path is None or not figures.path.cost_ms or not figures.inside:
         return most
@@ -156,7 +155,7 @@ def _fitted(op: OpFigures, line: Line, size: int) -> tuple[int | None, float, li
 
 
 def _batch_size(op: OpFigures) -> int:
-    """Return the power of two that there is to take if each worker takes a share of what waits."""
+    """Return the power of two to use if each worker takes a share of the waiting requests."""
     if math.isnan(op.waiting):
         return 1
     together = op.waiting / op.workers + op.batch_size
@@ -164,7 +163,7 @@ def _batch_size(op: OpFigures) -> int:
 
 
 def _fewer(op: OpFigures, target_per_s: float) -> OpAdvice | None:
-    """Advise fewer workers for an Op that has some to spare, unless more is asked of it."""
+    """Advise fewer workers for an Op with spare ones, unless it needs them for the target."""
     needed = _whole(op_concurrency(op.request_cost_ms / 1e3, target_per_s * op.visits))
     if op.busy >= _IDLE or needed * 2 > op.workers:
         return None
@@ -211,5 +210,5 @@ def _notes(figures: Figures, ran: list[OpFigures]) -> list[str]:
 
 
 def _whole(workers: float) -> int:
-    """Round up, but not for the little that measurements are wrong."""
+    """Round up, but ignore small errors of measurement."""
     return max(1, math.ceil(min(workers, _MAX_NEEDED) * _TRUSTED))

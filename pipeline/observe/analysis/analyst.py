@@ -1,4 +1,4 @@
-"""Analyst: reads the PROFILE lines of a server; makes traces, figures and advice of them."""
+"""Analyst: reads a server's PROFILE lines; makes traces, figures and advice from them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pipeline.observe.analysis.chrome_trace import Event, events, first_time_ns,
 from pipeline.observe.analysis.figures import Figures, OpFigures, figures_of, op_concurrency
 from pipeline.observe.paddle.profile import Profile, read_profile
 
-_REPLICA_WORKERS = 100_000  # more than an Op has: tells those of several replicas apart
+_REPLICA_WORKERS = 100_000  # more than an Op has: separates the workers of several replicas
 _REPLICA_IDS = 2**40
 
 
 class Analyst:
     """The figures of a profile: lines that a server with `dag.use_profile: true` wrote to stderr.
 
-    The predecessor's lines are read as well; they do not tell which requests a batch had, so that
-    arrows, waiting and the critical path are not known of them. The file is read at first need;
-    then OSError says that it cannot be.
+    Paddle Serving's lines also work; they do not say which requests were in a batch, so arrows,
+    waiting and the critical path are missing. The file is read when it is first needed; OSError: it
+    cannot be read.
 
     Args:
-        profile_file: path of a text file; lines that are not PROFILE lines are skipped.
+        profile_file: path of a text file; other lines are skipped.
     """
 
     def __init__(self, profile_file: str | os.PathLike[str]) -> None:
@@ -46,7 +46,7 @@ class Analyst:
 
     @functools.cached_property
     def figures(self) -> Figures:
-        """The sums of the rows; the replicas of a server together."""
+        """Return the sums of the rows, over all replicas of a server."""
         profile = self.profile
         spans, requests = profile.spans.copy(), profile.requests.copy()
         for number, pid in enumerate(self._pids):
@@ -73,13 +73,13 @@ class Analyst:
         return list(itertools.chain.from_iterable(replicas))
 
     def save_trace(self, trace_file: str | os.PathLike[str]) -> None:
-        """Write the trace; OSError if that fails."""
+        """Write the trace. Raises OSError."""
         Path(trace_file).write_bytes(trace_json(self.get_trace()))
 
     def get_profile(self) -> tuple[float, float, float, OpAnalyst]:
         """Return mean times of a request in ms (through the Ops, unpack, pack), and of each Op.
 
-        A time is NaN if the file does not tell it.
+        A time is NaN if the file does not have it.
         """
         own_figures = self.figures
         return (
@@ -120,15 +120,15 @@ class OpAnalyst:
     def times(self, op_name: str | None = None) -> Any:
         """Return mean times of a batch in ms: {Op: {"prep": ..., "midp": ..., "postp": ...}}.
 
-        Of one Op, the inner dict; KeyError if the profile does not have it.
+        For one Op, the inner dict; KeyError if the profile does not have it.
         """
         steps = {name: _steps(op) for name, op in self._ops.items()}
         return steps if op_name is None else steps[op_name]
 
     def qps(self, op_name: str | None = None) -> Any:
-        """Return the requests/s of one worker that did nothing but this step, as `times` does.
+        """Return the requests/s of one worker for each step alone, in the form of `times`.
 
-        A request's time is its share of its batch. A step that takes no time is infinitely fast.
+        A request's time is its share of its batch. A step without time is infinitely fast.
         """
         rates = {
             name: {

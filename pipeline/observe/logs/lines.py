@@ -1,4 +1,4 @@
-"""Lines of a log: records as text or as JSON, in which no text can imitate a record."""
+"""Log lines: records as text or as JSON; no text can imitate a record."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FIELDS = "pipeline_fields"
 """The attribute of a record with more fields of its JSON object, and its message there."""
 
 _INDENT = "\n  "
-_MAX_TRACEBACK = 65536  # characters: an exception's own text may have any number
+_MAX_TRACEBACK = 65536  # characters: an exception's own text may be of any length
 
 
 class _Formatter(logging.Formatter):
-    """Writes no more of an exception than helps anybody."""
+    """Shortens exceptions to a useful length."""
 
     def formatException(self, ei: Any) -> str:
         text = super().formatException(ei)
@@ -31,10 +31,10 @@ class _Formatter(logging.Formatter):
 
 
 class LineFormatter(_Formatter):
-    """A record as a line. Further lines, such as a traceback, are indented; a record never is.
+    """A record as a line. Further lines, for example of a traceback, are indented; a record never
+    is.
 
-    Control characters are escaped. The pid precedes the message of a record that another process
-    has sent.
+    Control characters are escaped. A record of another process has its pid before the message.
     """
 
     def __init__(self, form: str = _FORMAT) -> None:
@@ -55,7 +55,7 @@ class LineFormatter(_Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as a JSON object in one line, for programs that collect logs."""
+    """A record as a JSON object in one line, for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -82,7 +82,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def running_of(record: logging.LogRecord) -> Running | None:
-    """Return what the record was logged about: as it says, else what its thread works on."""
+    """Return the subject of a record: its own, otherwise what its thread works on."""
     if RUNNING in vars(record):
         about: Running | None = getattr(record, RUNNING)
         return about
@@ -93,7 +93,7 @@ _PLAIN = _Formatter()
 
 
 def traceback_of(record: logging.LogRecord) -> str:
-    """Return the traceback of its exception, and the stack it was logged with; "": neither."""
+    """Return the traceback and stack of a record; "": it has neither."""
     return "\n".join(text for text in (exception_text(record), record.stack_info) if text)
 
 

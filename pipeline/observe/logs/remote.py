@@ -1,9 +1,9 @@
-"""Log records of worker processes: sent home by the child, logged by the parent as if its own.
+"""Log records of worker processes: sent by the child, logged by the parent as its own.
 
-A log file has one writer, in the parent. The child keeps no handler that the parent may have: its
-records under `pipeline` go to `send`, and the parent's `replay` gives them to the same logger
-there. The root logger and the user's loggers are left alone, but see `RootLines`: they work in the
-child by themselves.
+A log file has one writer, in the parent. The child keeps no handler of the parent: its records
+under `pipeline` go to `send`, and the parent's `replay` logs them with the same logger. The root
+logger and the user's loggers stay unchanged, except for `RootLines`: they work in the child by
+themselves.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ _LOGGER = logging.getLogger("pipeline")
 
 
 class SentRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A log record as it travels. All text is valid UTF-8: msgpack takes no other.
+    """A log record for transport. All text is valid UTF-8, as msgpack requires.
 
-    `message` has the arguments in it, `trace` and `stack` are text ("" for none), `created` is
-    in seconds since the epoch; `about` is what it is about. Other attributes given by `extra=` stay
-    behind.
+    `message` has its arguments filled in, `trace` and `stack` are text ("" for none), `created` is
+    in seconds since the epoch; `about` is its subject. Other attributes from `extra=` are left out.
     """
 
     name: str
@@ -54,10 +53,10 @@ Send = Callable[[SentRecord], None]
 
 
 def keep_logs(level: int, send: Send) -> None:
-    """Give every record of the `pipeline` loggers from `level` on to `send` only.
+    """Pass every record of the `pipeline` loggers from `level` on only to `send`.
 
-    Called in a worker process. An OSError of `send` means that the parent takes nothing more, as
-    while a worker ends: the record goes to stderr, which the two share.
+    For worker processes. An OSError of `send` means that the parent accepts no more, for example
+    while a worker ends: the record goes to stderr, which they share.
     """
     handler = _SendingHandler(send)
     for logger in _loggers():
@@ -73,19 +72,19 @@ def keep_logs(level: int, send: Send) -> None:
 class LogsHome:
     """Called in a child: `keep_logs` with records as bytes. Picklable."""
 
-    level: str  # the name of the least severe one that the parent's files are to have
+    level: str  # lowest level of the parent's files
 
     def __call__(self, send: Callable[[bytes], None]) -> None:
         threshold = logging.getLevelNamesMapping()[self.level]
-        # A user who set the logger to a lower level has a handler in the parent that wants it.
+        # If the user set a lower level, a handler in the parent needs these records.
         level = min(_LOGGER.level or threshold, threshold)
         keep_logs(level, lambda record: send(_encode(record)))
 
 
 def replay_bytes(data: bytes, trace_of: Callable[[int], str] | None = None) -> None:
-    """Replay, in the parent, what a child's LogsHome has sent.
+    """Replay, in the parent, the records of a child's LogsHome.
 
-    `trace_of` knows the `traceparent` of a data id, which the child may not know.
+    `trace_of` returns the `traceparent` of a data id, which the child may not know.
     """
     sent = _decode(data)
     about = sent.about
@@ -96,10 +95,10 @@ def replay_bytes(data: bytes, trace_of: Callable[[int], str] | None = None) -> N
 
 
 def replay(sent: SentRecord) -> None:
-    """Log, in the parent, what a child has sent: with its place, time, thread and pid.
+    """Log, in the parent, a child's record with its place, time, thread and pid.
 
-    Records of the user's loggers, taken at the root logger, go to the log alone: the child has
-    already passed them to the handlers that the user has set.
+    Records of the user's loggers, taken at the root logger, go only to the log: the child has
+    already passed them to the user's handlers.
     """
     logger = logging.getLogger(sent.name)
     if not logger.isEnabledFor(sent.level):
@@ -117,10 +116,10 @@ def replay(sent: SentRecord) -> None:
 
 
 class _SendingHandler(logging.Handler):
-    """Sends records home.
+    """Sends records to the parent.
 
-    `detached` are the handlers that were there before. They are kept, since a file that is
-    closed here would write once more what the parent had in its buffer when it forked.
+    `detached` are the earlier handlers. They are kept, because closing a file here would write
+    again what the parent had in its buffer at the fork.
     """
 
     def __init__(self, send: Send) -> None:
@@ -133,25 +132,25 @@ class _SendingHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send it; called under the handler's lock."""
         if os.getpid() != self._pid:
-            # Of a process that user code forked: `send` belongs to its parent.
+            # In a process that user code forked: `send` belongs to its parent.
             if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
                 logging.lastResort.handle(record)
             return
         if self._is_sending:
-            return  # logged by what ran in `send`, a finaliser: it must not send amidst a frame
+            return  # logged by a finaliser inside `send`: it must not send within a frame
         self._is_sending = True
         try:
             self._send(_sent(record))
         except OSError:
             _say_here(record)
-        except Exception:  # the arguments' own __str__ raised: it is the user's code
+        except Exception:  # the arguments' __str__ raised: user code
             self.handleError(record)
         finally:
             self._is_sending = False
 
 
 def _say_here(record: logging.LogRecord) -> None:
-    """Write a record to stderr, which may be gone with the parent, as this process will be."""
+    """Write a record to stderr, which may be closed with the parent."""
     with contextlib.suppress(Exception):
         sys.stderr.write(f"{LineFormatter().format(record)}\n")
         sys.stderr.flush()
@@ -187,10 +186,9 @@ _ROOT = logging.getLogger()
 
 
 class RootLines:
-    """The lines of the root logger and of those below it, which the predecessor's scripts expect in
-    the log of `pipeline`.
+    """Copies lines of the root logger and its children to the `pipeline` log, for Paddle's scripts.
 
-    That logger does not propagate meanwhile, or they would go round.
+    The `pipeline` logger does not propagate meanwhile: the lines would loop.
     """
 
     is_wanted = False
@@ -200,7 +198,7 @@ class RootLines:
         self._level_before: int | None = None
 
     def take(self, level: int) -> None:
-        """Take lines from `level` on, if somebody wants them."""
+        """Add lines from `level` on, if they are wanted."""
         if not self.is_wanted:
             return
         if self._level_before is None:
@@ -209,7 +207,7 @@ class RootLines:
         _ROOT.setLevel(min(self._level_before or level, level))
 
     def leave(self) -> None:
-        """Leave them where they were before."""
+        """Restore the root logger."""
         if self._level_before is not None:
             _ROOT.removeHandler(self._handler)
             _ROOT.setLevel(self._level_before)
@@ -217,14 +215,14 @@ class RootLines:
 
 
 def log_as_the_predecessor() -> None:
-    """Have servers log the lines of all loggers from now on: its scripts use the root logger."""
+    """Have servers log the lines of all loggers: Paddle's scripts use the root logger."""
     RootLines.is_wanted = True
 
 
 class _ToPipeline(logging.Handler):
-    """Hands records on to the logger `pipeline`, as what they are."""
+    """Passes records to the logger `pipeline`."""
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Hand a record on, under no lock: the other logger's handlers have locks of their own."""
+        """Pass a record on, without a lock: the other logger's handlers have their own locks."""
         _LOGGER.handle(record)
         return True

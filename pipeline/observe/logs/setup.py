@@ -1,6 +1,6 @@
-"""The server's logs: what is logged under `pipeline` goes to PipelineServingLogs/ and to stderr.
+"""The server's logs: records under `pipeline` go to PipelineServingLogs/ and to stderr.
 
-It does not change the root logger, the user's loggers and their handlers, except by `RootLines`.
+The root logger, and the user's loggers and handlers, stay unchanged, except by `RootLines`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHOWN_CHARACTERS = 2_000
 
 
 class LogSwitches(msgspec.Struct, frozen=True):
-    """Kinds of records that are written; `verbose` above 0: also the ones for finding faults."""
+    """Kinds of records to write; `verbose` above 0: also records for debugging."""
 
     info: bool = True
     warning: bool = True
@@ -52,7 +52,7 @@ class LogSwitches(msgspec.Struct, frozen=True):
         return self.info if level >= logging.INFO else True
 
     def least(self, level: int) -> int:
-        """Return the least severe level that is looked at, where `level` is configured."""
+        """Return the lowest level to handle, if `level` is configured."""
         return min(level, logging.DEBUG) if self.verbose > 0 else level
 
 
@@ -70,11 +70,11 @@ class Destination:
 
 
 def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession:
-    """Begin to write what is logged; InitError says which folder or file cannot be written.
+    """Open the logs. Raises InitError with the folder or file that cannot be written.
 
-    Sessions that are open at the same time share the loggers of this process, so each of their
-    folders gets the lines of all; a folder that is open already keeps its rotation.
-    The files are in `directory`, otherwise in `log_folder()`, which is created if it is missing.
+    Parallel sessions share the loggers of this process, so each folder gets the lines of all; a
+    folder that is open already keeps its rotation. The files are in `directory`, otherwise in
+    `log_folder()`, which is created if it is missing.
     """
     level, is_json = logging.getLevelNamesMapping()[log.level], log.format == "json"
     if log.to == "stdout":
@@ -93,9 +93,10 @@ def open_logs(log: LogConfig, directory: str | Path | None = None) -> LogSession
 
 
 def open_otel_logs(pipeline_name: str, log: LogConfig) -> AbstractContextManager[object]:
-    """Begin to send what is logged to OpenTelemetry's collectors; InitError: see `otel.open_logs`.
+    """Open the export of logs to OpenTelemetry's collectors. Raises InitError, see
+    `otel.open_logs`.
 
-    Nothing, where the environment says so.
+    No effect if the environment disables it.
     """
     sink = otel.open_logs(pipeline_name)
     if sink is None:
@@ -112,7 +113,7 @@ def log_folder() -> Path:
 
 
 class LogSession:
-    """The log as long as one server needs it. `close` may be called more than once."""
+    """The log while one server needs it. `close` may be called more than once."""
 
     def __init__(self, destinations: Sequence[Destination]) -> None:
         self.destinations: dict[object, Destination] = {
@@ -120,7 +121,7 @@ class LogSession:
         }
 
     def close(self) -> None:
-        """Write what was logged so far; the last session of a folder closes its files."""
+        """Write all records; the last session of a folder closes its files."""
         _OPEN.remove(self)
 
     def __enter__(self) -> LogSession:
@@ -131,10 +132,10 @@ class LogSession:
 
 
 class _OpenSessions:
-    """The sessions of this process and their writers, one a destination.
+    """The sessions of this process and their writers, one for each destination.
 
-    The lock is held while files are opened and closed: a folder never has two writers, also
-    when one server starts while another one stops. A process that is forked has none of them.
+    The lock is held while files are opened and closed: a folder never has two writers, also when
+    one server starts while another one stops. A forked process has none of them.
     """
 
     def __init__(self) -> None:
@@ -146,7 +147,7 @@ class _OpenSessions:
         self.switches: LogSwitches = LogSwitches()
 
     def switch(self, switches: LogSwitches) -> None:
-        """Have other kinds of records written from now on."""
+        """Change the kinds of records that are written."""
         with self._lock:
             self.switches = switches
             if self._sessions:
@@ -179,13 +180,12 @@ class _OpenSessions:
                     writer = self._writers.pop(key)
                     _LOGGER.removeHandler(writer.handler)
                     writer.close()
-            if not self._sessions:  # the next server begins as it is configured
+            if not self._sessions:  # the next server begins with its configuration
                 self.switches = LogSwitches()
             self._apply()
 
     def forget(self) -> None:
-        """Begin anew in a forked child: it has neither the writers nor the thread that holds the
-        lock."""
+        """Reset in a forked child, which has neither the writers nor the thread with the lock."""
         self._lock = threading.Lock()
         for handler in list(_LOGGER.handlers):
             if isinstance(handler, QueueingHandler):  # also one whose writer is being closed
@@ -198,7 +198,7 @@ class _OpenSessions:
             writer.sink.abandon()
 
     def _apply(self) -> None:
-        """Set the levels that the open sessions ask for, or what was there before them."""
+        """Set the levels that the open sessions need, or restore the earlier ones."""
         level, propagate = self._before
         if self._sessions:
             wanted = min(
@@ -206,7 +206,7 @@ class _OpenSessions:
                 for session in self._sessions
                 for destination in session.destinations.values()
             )
-            # A user who set the logger itself to a lower level has a handler that wants it.
+            # If the user set a lower level on the logger, a handler needs it.
             wanted = self.switches.least(wanted)
             level = min(level, wanted) if level != logging.NOTSET else wanted
             propagate = False  # our lines go to our files, not also to the user's console
@@ -232,16 +232,16 @@ def log_switches() -> LogSwitches:
 
 
 def switch_logs(switches: LogSwitches) -> None:
-    """Have other kinds of records written from now on, until the last session is closed."""
+    """Change the kinds of records that are written, until the last session is closed."""
     _OPEN.switch(switches)
 
 
 class RequestLog:
-    """The lines about single requests. Used from one thread, the event loop's.
+    """The log lines of single requests. Used only on the event loop.
 
-    What `logger` lets through is looked up once: make this after `open_logs`. Every `sample`-th
-    success is logged at INFO, 0 for none; the others at DEBUG. Failures beyond `failures_per_s` in
-    a second are counted, not written out.
+    The logger's level is looked up once: make this after `open_logs`. Every `sample`-th success is
+    logged at INFO (0: none), the others at DEBUG. Failures beyond `failures_per_s` in a second are
+    only counted.
     """
 
     def __init__(
@@ -262,7 +262,7 @@ class RequestLog:
 
     @property
     def wants_successes(self) -> bool:
-        """True if `succeeded` may have anything to write."""
+        """Return whether `succeeded` may have something to write."""
         return bool(self._stride)
 
     def succeeded(self, data_id: int, log_id: int, trace: str = "") -> None:

@@ -1,7 +1,7 @@
-"""Sinks of log records, the files of a folder and stdout, and the one thread that writes to each.
+"""Sinks of log records, files and stdout, and the thread that writes to each.
 
-Logging never waits for a disk: a record goes into a bounded queue, from any thread and from the
-event loop.
+Logging never waits for a disk: records go into a bounded queue, from any thread and from the event
+loop.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from pipeline.observe.logs.lines import RUNNING, JsonFormatter, LineFormatter, r
 from pipeline.system.stdio import say_on_stderr, write_out
 
 _LOGGER = logging.getLogger("pipeline")
-_COMPLAINT_S = 60.0  # a full disk is complained about once in so long
-_ABANDONED: list[object] = []  # files of the process that this one was forked from
+_COMPLAINT_S = 60.0  # between two complaints about a full disk
+_ABANDONED: list[object] = []  # files of the parent of this forked process
 
 
 class LogSink:
     """Takes the records of one writer, in its thread."""
 
     def open(self) -> None:
-        """Make ready to write. InitError says why that cannot be."""
+        """Prepare for writing. Raises InitError."""
 
     def write(self, record: logging.LogRecord) -> None:
-        """Write it; raises nothing."""
+        """Write a record; raises nothing."""
         raise NotImplementedError
 
     def rest(self) -> float | None:
-        """Do what is due; return in how many seconds to do so again at the latest, None: never."""
+        """Do what is due; return the seconds until the next call at the latest, None: never."""
         return None
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rest."""
 
     def abandon(self) -> None:
-        """Let go of what belongs to the parent: called in a forked child."""
+        """Release the parent's resources, in a forked child."""
 
 
 class FileSink(LogSink):
@@ -68,7 +68,7 @@ class FileSink(LogSink):
         directory, count = self._directory, self._backup_count
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            # The session's level is the handler's: what is in the queue is to be written.
+            # The handler has the session's level: everything in the queue is written.
             self._open("pipeline.log", logging.NOTSET, count)
             self._open("pipeline.log.wf", logging.WARNING, (count + 1) // 2)
         except OSError as error:
@@ -89,10 +89,10 @@ class FileSink(LogSink):
         self._targets.clear()
 
     def abandon(self) -> None:
-        """Let go of the files, which are not deleted before, but close none.
+        """Release the files without closing them.
 
-        A buffer may hold half a line, or a lock of the thread, which is not here: closing would
-        write that line twice, or wait forever.
+        A buffer may hold a partial line, or a lock of a thread that is not here: closing would
+        write the line twice, or wait forever.
         """
         with open(os.devnull, "wb") as null:
             for target in self._targets:
@@ -116,7 +116,7 @@ class FileSink(LogSink):
 
 
 class _RotatingFile(logging.handlers.RotatingFileHandler):
-    """A file that counts the records that it could not write, and says so when it can again."""
+    """A file that counts the records that it could not write, and reports them later."""
 
     complaint: Complaint
     lost = 0
@@ -135,12 +135,12 @@ class _RotatingFile(logging.handlers.RotatingFileHandler):
     def close(self) -> None:
         try:
             super().close()
-        except OSError as error:  # what was in the buffer; the file is closed
+        except OSError as error:  # the buffer is lost; the file is closed
             self.complaint.about(error)
 
 
 class StdoutSink(LogSink):
-    """Standard output, as containers have it."""
+    """Standard output, for containers."""
 
     def __init__(self, is_json: bool) -> None:
         self._formatter = JsonFormatter() if is_json else LineFormatter()
@@ -150,12 +150,12 @@ class StdoutSink(LogSink):
         try:
             if sys.stdout is not None:
                 write_out(sys.stdout, f"{self._formatter.format(record)}\n")
-        except Exception as error:  # also of text that cannot be encoded, and a stream of a user's
+        except Exception as error:  # also for text that cannot be encoded, and for a user's stream
             self._complaint.about(error)
 
 
 class Complaint:
-    """Says on stderr that records are lost, once a minute. The disk may be full for days."""
+    """Reports on stderr that records are lost, once a minute: a disk may be full for days."""
 
     def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
@@ -163,7 +163,7 @@ class Complaint:
         self._silent_until = float("-inf")
 
     def about(self, error: BaseException | None) -> None:
-        """Say that a record could not be written."""
+        """Report that a record could not be written."""
         now = self._clock()
         if now >= self._silent_until:
             self._silent_until = now + _COMPLAINT_S
@@ -198,12 +198,12 @@ class LogWriter:
         self._thread = threading.Thread(target=self._run, name="pipeline-log", daemon=True)
 
     def start(self) -> None:
-        """Open the sink and begin to write; InitError says why that cannot be."""
+        """Open the sink and begin to write. Raises InitError."""
         self.sink.open()
         self._thread.start()
 
     def close(self) -> None:
-        """Write what waits, stop the thread, close the sink."""
+        """Write the queue, stop the thread, close the sink."""
         self.handler.close()
         if self._thread.is_alive():
             self._queue.put(None)
@@ -228,7 +228,7 @@ class LogWriter:
 
 
 class QueueingHandler(logging.handlers.QueueHandler):
-    """Puts records into a queue that it bounds itself, and counts those it drops."""
+    """Puts records into a bounded queue, and counts the dropped ones."""
 
     def __init__(self, records: _Queue, limit: int) -> None:
         super().__init__(records)
@@ -237,7 +237,7 @@ class QueueingHandler(logging.handlers.QueueHandler):
         self.dropped: int = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue it, or count it; called under the handler's lock."""
+        """Queue a record, or count it; called under the handler's lock."""
         waiting = self._records.qsize()
         if waiting >= self._limit and (
             record.levelno < logging.WARNING or waiting >= 2 * self._limit
@@ -247,17 +247,17 @@ class QueueingHandler(logging.handlers.QueueHandler):
             super().emit(record)
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Copy it with its text made now: the arguments may change before it is written.
+        """Return a copy with its text made now: the arguments may change before it is written.
 
-        A traceback is left to the writer, since formatting one reads source files.
+        The writer formats the traceback, because that reads source files.
         """
         frozen = copy.copy(record)
         frozen.msg, frozen.args = record.getMessage(), None
-        setattr(frozen, RUNNING, running_of(record))  # known in this thread only
+        setattr(frozen, RUNNING, running_of(record))  # known only in this thread
         return frozen
 
     def take_dropped(self) -> int:
-        """Return how many were dropped since the last call."""
+        """Return the number of dropped records since the last call."""
         self.acquire()
         try:
             dropped, self.dropped = self.dropped, 0

@@ -17,12 +17,12 @@ from pipeline.observe.logs.sinks import LogSink
 from pipeline.system.startup_log import PATIENCE_S, STARTUP, who_ended, who_loads
 from pipeline.system.stdio import say_on_stderr
 
-_FIRST_S, _NEXT_S = 10.0, 60.0  # what repeats is summed up after so long
-_MAX_KINDS = 32  # of lines at a time; what else comes is summed up together
-_SHOWN_CHARACTERS = 600  # of a message: what is written at once must fit into a pipe
+_FIRST_S, _NEXT_S = 10.0, 60.0  # intervals of the summary of repeated lines
+_MAX_KINDS = 32  # of lines at a time; further kinds are summed up together
+_SHOWN_CHARACTERS = 600  # of a message: a write must fit into a pipe
 _LIVE_S = 1.0
 _LIVE_CHARACTERS = 79
-_ERASE = "\x1b[2K"  # the line that the cursor is in
+_ERASE = "\x1b[2K"  # the line of the cursor
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
 _PLACE = re.compile(r'File "(?:[^"\n]*/)?([^"/\n]+)", line (\d+)')
 
@@ -31,17 +31,17 @@ TOLD = {"is_told": True}
 
 
 def is_shown(record: logging.LogRecord) -> bool:
-    """Return whether stderr has it: warnings, errors, and which Op is loading."""
+    """Return whether stderr gets a record: warnings, errors, and loading Ops."""
     is_grave = record.levelno >= logging.WARNING or record.name == STARTUP
     return is_grave and not getattr(record, "is_told", False)  # given as `extra`
 
 
 class StderrSink(LogSink):
-    """A LogSink of what `is_shown`, on stderr.
+    """A LogSink of records that are `is_shown`, on stderr.
 
-    The first of its kind is shown at once, later ones are counted and summed up after 10 s and then
-    once a minute. A stderr that nobody reads delays nothing. On a terminal the last line shows how
-    long a load has taken so far. The file `where` has the tracebacks.
+    The first of a kind is shown at once; later ones are counted and summed up after 10 s, and then
+    once a minute. A stderr that nobody reads delays nothing. On a terminal the last line shows the
+    time of a load. The file `where` has the tracebacks.
     """
 
     def __init__(self, where: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +56,7 @@ class StderrSink(LogSink):
             if self._loading.take(record, self._clock()):
                 self._say(record, record.getMessage())
             return
-        # Equal of records that differ in ids, names and numbers only.
+        # The same for records that differ only in ids, names and numbers.
         text = _VARIABLE.sub("", record.getMessage()[:_SHOWN_CHARACTERS])
         kind = record.levelno, record.name, record.lineno, text
         if self._repeats.is_first(kind, record, self._clock()):
@@ -97,7 +97,7 @@ class StderrSink(LogSink):
 
 
 class Loading:
-    """The Ops that are loading, in any process; a terminal's last line says for how long."""
+    """The Ops that are loading, in any process; a terminal's last line shows for how long."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[int | None, str], float] = {}  # by process and name
@@ -114,14 +114,16 @@ class Loading:
         return is_first if who else not any(name == ended for _, name in self._since)
 
     def draw(self, now: float) -> float | None:
-        """Show it; how soon to show it anew, None: nothing is loading, or nobody looks on."""
+        """Show it; return the seconds until the next time, None: nothing is loading, or no
+        terminal.
+        """
         if not self._since or not is_wanted("terminal") or os.environ.get("TERM") == "dumb":
             self.erase()
             return None
         (_, who), since = next(iter(self._since.items()))
         others = f", and {len(self._since) - 1} more" if len(self._since) > 1 else ""
         text = printable(f"{who}: loading for {now - since:.0f} s{others}")[:_LIVE_CHARACTERS]
-        self._write(f"{_ERASE}{text}\r")  # what others write begins where it began
+        self._write(f"{_ERASE}{text}\r")  # other output begins at the start of the line
         self._is_drawn = True
         return _LIVE_S
 
@@ -143,9 +145,9 @@ class Loading:
 
 @dataclass(slots=True)
 class Repeat:
-    """Records of one kind, `count` of which were not shown since `since`.
+    """Records of one kind; `count` of them were not shown since `since`.
 
-    At `due` it is said how many.
+    At `due` the number is shown.
     """
 
     last: logging.LogRecord
@@ -161,7 +163,7 @@ class Repeats:
         self._kinds: dict[object, Repeat] = {}
 
     def is_first(self, kind: object, record: logging.LogRecord, now: float) -> bool:
-        """Return whether to show it; if not, it is counted."""
+        """Return whether to show a record; otherwise count it."""
         if kind not in self._kinds and len(self._kinds) >= _MAX_KINDS:
             kind = None
         repeat = self._kinds.get(kind)
@@ -173,7 +175,7 @@ class Repeats:
         return False
 
     def due(self, now: float) -> Iterator[Repeat]:
-        """Yield what to sum up now; then it is counted anew, and forgotten if it was quiet."""
+        """Yield the kinds to sum up now; their count restarts, and quiet kinds are forgotten."""
         for kind, repeat in list(self._kinds.items()):
             if repeat.due > now:
                 continue
@@ -184,7 +186,7 @@ class Repeats:
             repeat.count, repeat.since, repeat.due = 0, now, now + _NEXT_S
 
     def all(self) -> Iterator[Repeat]:
-        """Return what was not said yet."""
+        """Return all kinds with counts that were not shown yet."""
         return (repeat for repeat in self._kinds.values() if repeat.count)
 
     def wait_s(self, now: float) -> float | None:
@@ -194,7 +196,7 @@ class Repeats:
 
 
 def is_wanted(when: str) -> bool:
-    """Return whether stderr is to have lines, by `log.stderr`."""
+    """Return whether stderr gets lines, by `log.stderr`."""
     if when == "terminal":
         return sys.stderr is not None and sys.stderr.isatty()
     return when == "always"
