@@ -1,4 +1,4 @@
-"""ModelControl: which models of a repository are loaded, and when: none, poll or explicit."""
+"""ModelControl: decides which models of a repository are loaded, and when."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ _LOGGER = logging.getLogger(__name__)
 
 _ALL = "*"
 _NOTHING = Overrides()
-_AT_ONCE = 4  # models that are loaded
+_AT_ONCE = 4  # models that load in parallel
 _NOT_EXPLICIT = "explicit model load / unload is not allowed if polling is enabled"
 
 
 class ControlSettings(msgspec.Struct, frozen=True):
-    """Choice of the models that a server has, and of when they come.
+    """The models of a server, and the times of their loading.
 
     Args:
         repositories: their folders.
-        mode: none: all are loaded at the start; poll: and again when they have changed; explicit:
-            those of `models`, and whatever is asked for.
+        mode: none: all are loaded at the start; poll: also loaded again after changes; explicit:
+            `models`, and models on request.
         models: loaded at the start in mode explicit; "*": all.
-        poll_s: seconds between two looks, mode poll.
-        completes: inputs and outputs that a configuration does not say are read from the file.
-        is_strict: the server is ready if all of its models are.
+        poll_s: seconds between two polls, mode poll.
+        completes: missing inputs and outputs of a configuration are read from the model's file.
+        is_strict: the server is ready only if all of its models are.
         exits: a model that cannot be loaded at the start ends the server.
-        cards: numbers of the machine's.
+        cards: numbers of the machine's GPUs.
         is_namespaced: several repositories may have models of the same name.
-        max_instances: of one model.
-        backend_directory: has backends that are Python: BACKEND/model.py.
+        max_instances: limit for one model.
+        backend_directory: folder of Python-based backends: BACKEND/model.py.
         server_name: in the server's metadata; clients may look for Triton's.
     """
 
@@ -76,7 +76,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
 
 
 class ModelPoller:
-    """Looks at models: in the folders of the repositories, or at what callers have sent."""
+    """Reads models, from the folders of the repositories or from clients' requests."""
 
     def __init__(self, settings: ControlSettings) -> None:
         self._settings = settings
@@ -87,13 +87,13 @@ class ModelPoller:
         return model_folders(self._settings.repositories, self._settings.is_namespaced)
 
     def close(self) -> None:
-        """Remove the files that callers have sent."""
+        """Remove the files that clients have sent."""
         self._files.close()
 
     def look_at(
         self, wanted: Mapping[str, Overrides], failures: dict[str, V2Error]
     ) -> list[PolledModel]:
-        """Return the models that are there; `failures` gets what cannot be read."""
+        """Return the existing models; `failures` gets the unreadable ones."""
         polled = []
         for name, overrides in wanted.items():
             try:
@@ -132,18 +132,18 @@ class ModelPoller:
 class ModelControl:
     """The models of a server's repositories; on the event loop. See `frontends.v2.control`.
 
-    Ensembles are loaded behind the models that they are made of, and go when one of these goes.
+    Ensembles are loaded after their models, and end when one of these ends.
 
     Args:
-        settings: where they are, and when they come.
-        versions: loads and ends them.
+        settings: of the repositories.
+        versions: loads and ends versions.
     """
 
     def __init__(self, settings: ControlSettings, versions: ModelVersions) -> None:
         self._settings = settings
         self._versions = versions
         self._known: dict[str, PolledModel] = {}
-        self._asked_for: set[str] = set()  # by name, not as a part of others
+        self._asked_for: set[str] = set()  # requested by name, not as a part of others
         self._changing: set[str] = set()
         self._made_of: dict[str, list[tuple[str, ModelConfig]]] = {}
         self._changed = asyncio.Condition()
@@ -158,10 +158,10 @@ class ModelControl:
     # Life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load what is to be there at the start.
+        """Load the initial models.
 
         Raises:
-            ConfigError: a repository is not a folder, or the names of models are ambiguous.
+            ConfigError: a repository is not a folder, or names of models are ambiguous.
             InitError: a model could not be loaded, and the server is configured to end then.
         """
         settings = self._settings
@@ -173,14 +173,14 @@ class ModelControl:
             _LOGGER.error("error: creating server: %s", error)
             self.is_live = False
             return
-        if not is_good and settings.exits:  # not ready for a moment, since it is about to end
+        if not is_good and settings.exits:  # never report readiness before the end
             raise InitError("creating server: Internal - failed to load all models")
         self._is_started = True
         if settings.mode == "poll" and settings.poll_s > 0:
             self._polling = asyncio.ensure_future(self._poll_again())
 
     async def _load_first(self) -> bool:
-        """Load what is to be there at the start; return whether all of it could be."""
+        """Load the initial models; return whether all could be loaded."""
         settings = self._settings
         for repository in settings.repositories:
             if not repository.is_dir():
@@ -197,7 +197,7 @@ class ModelControl:
         """Do nothing: there is no other replica."""
 
     async def stop(self) -> None:
-        """End all models, each when it has answered what it has, or its time is over."""
+        """End all models, when their requests have ended or the grace period is over."""
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
@@ -209,11 +209,11 @@ class ModelControl:
             await asyncio.sleep(self._settings.poll_s)
             try:
                 await self._poll()
-            except ConfigError as error:  # a repository that is not there for a moment
+            except ConfigError as error:  # a repository that is missing for a moment
                 _LOGGER.error("failed to poll model repository: %s", error)
 
     async def _poll(self) -> bool:
-        """Look at all repositories, load what has come or changed, end what has gone.
+        """Read all repositories, load new or changed models, end removed ones.
 
         Returns whether every model could be loaded.
         """
@@ -234,7 +234,7 @@ class ModelControl:
 
     @property
     def is_ready(self) -> bool:
-        """True if all models are ready but unloaded ones; or not strict, and the start is over."""
+        """Return whether all models but unloaded ones are ready; not strict: the start is over."""
         if not (self._is_started and self._settings.is_strict):
             return self._is_started
         of_each = [self._versions.of(name) for name in self._known]
@@ -246,14 +246,14 @@ class ModelControl:
         )
 
     def has(self, name: str, version: int | None = None) -> bool:
-        """Return whether a model was ever loaded, or ought to have been; or a version of it."""
+        """Return whether a model, or a version of it, was ever loaded or failed to load."""
         if version is None and named(self._known, name):
             return True
         states = [self._versions.of(key) for key in self._named(name)]
         return any(versions if version is None else version in versions for versions in states)
 
     async def load(self, name: str, overrides: Overrides, is_inner: bool = False) -> None:
-        """Load a model, and what it is made of, or load it again. Raises V2Error."""
+        """Load a model with its parts, or load it again. Raises V2Error."""
         self._check_explicit()
         if not name.strip():
             raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
@@ -265,7 +265,7 @@ class ModelControl:
             raise failures[failed]
 
     async def unload(self, name: str, with_dependents: bool = False) -> None:
-        """Unload a model; with its dependents also the models that only it needed. V2Error."""
+        """Unload a model, with its dependents also the models that only it used. Raises V2Error."""
         self._check_explicit()
         names = set(named(self._known, name))
         if with_dependents:
@@ -307,7 +307,7 @@ class ModelControl:
     async def _bring(
         self, wanted: Mapping[str, Overrides], is_inner: bool = False
     ) -> dict[str, V2Error]:
-        """Load models and what they are made of; return the reasons of the failed ones."""
+        """Load models with their parts; return the reasons of failures."""
         failures: dict[str, V2Error] = {}
         polled = await self._polled(wanted, failures)
         affected = affected_by(self._known, polled, self._linked({**self._known, **polled}))
@@ -338,7 +338,7 @@ class ModelControl:
     async def _polled(
         self, wanted: Mapping[str, Overrides], failures: dict[str, V2Error]
     ) -> dict[str, PolledModel]:
-        """Look at models and, one after another, at the models that they are made of."""
+        """Read models, and then one after another the models that they consist of."""
         polled: dict[str, PolledModel] = {}
         left, seen = dict(wanted), set(wanted)
         while left:
@@ -365,12 +365,12 @@ class ModelControl:
     async def _load_in_turn(
         self, model: PolledModel, failures: dict[str, V2Error], is_inner: bool
     ) -> None:
-        """Load one of some that are loaded at a time; what another one waits for, beside them."""
+        """Load one of several models; the number of parallel loads is limited, except for parts."""
         async with nullcontext() if is_inner else self._turns:
             await self._load(model, failures)
 
     async def _load(self, model: PolledModel, failures: dict[str, V2Error]) -> None:
-        """Load a model that was looked at, if it can be."""
+        """Load a model that was read, if possible."""
         try:
             check_steps(self._known, model, self._versions.ready)
             await self._versions.load(model)
@@ -381,7 +381,9 @@ class ModelControl:
             failures[model.key] = invalid(text)
 
     async def _look_again(self, model: PolledModel) -> None:
-        """End an ensemble that lacks a model now; load one that has all again, or other ones."""
+        """End an ensemble that lacks a model now; load it again if its models are complete or
+        differ.
+        """
         try:
             check_steps(self._known, model, self._versions.ready)
         except ConfigError as error:
@@ -396,7 +398,7 @@ class ModelControl:
                 self._versions.unload(model.key, str(failures[model.key]))
 
     def _parts_of(self, model: PolledModel) -> list[tuple[str, ModelConfig]]:
-        """Return the models that an ensemble is made of, and their configurations now."""
+        """Return the models of an ensemble, with their current configurations."""
         return [
             (step, without_instances(state.served.model_config))
             for step in model.steps
@@ -418,7 +420,7 @@ class ModelControl:
 
     @asynccontextmanager
     async def _alone_with(self, names: set[str]) -> AsyncGenerator[None, None]:
-        """Wait until nobody else changes one of these models, and keep others from it."""
+        """Lock these models: wait for other changes of them, and exclude further ones."""
         async with self._changed:
             await self._changed.wait_for(lambda: not names & self._changing)
             self._changing |= names
@@ -431,7 +433,7 @@ class ModelControl:
 
 
 class OverrideFiles:
-    """Folders of models that are in no repository; `close` removes them."""
+    """Folders of models from requests, outside the repositories; `close` removes them."""
 
     def __init__(self) -> None:
         self._root = TempDir("models that were sent")
@@ -441,15 +443,15 @@ class OverrideFiles:
         """Write the files of a model, and return their folder, which has the model's name.
 
         Raises:
-            ConfigError: there is no configuration beside the files.
-            OSError: two paths cannot both be there.
+            ConfigError: the configuration is missing.
+            OSError: two paths conflict.
         """
         if overrides.config is None:
             raise ConfigError(f"failed to load '{name}', override files need a config beside them")
         self._number += 1
         folder = self._root.make() / str(self._number) / name
         for path, content in overrides.files.items():
-            place = PurePosixPath(path.lstrip("/"))  # `check_sent` has looked at it
+            place = PurePosixPath(path.lstrip("/"))  # `check_sent` has checked it
             file = folder.joinpath(*place.parts)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)

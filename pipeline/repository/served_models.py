@@ -1,4 +1,4 @@
-"""ServedModels: the models of a repository, for others of it that ask them."""
+"""ServedModels: the models of a repository, for calls from other models."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.v2.raw import about_request
 
 _NO_MESSAGE = Request()
-_MOST_FORMS = 256  # of inputs, that are remembered of a model
+_MOST_FORMS = 256  # of inputs, remembered for each model
 
 
 class _FoundModel(msgspec.Struct, eq=False):
-    """One version of a model. `forms` has the samples of inputs that fit it, by their form."""
+    """One version of a model. `forms` has the number of samples, by form of checked inputs."""
 
     entry: ModelEntry
     interface: ModelInterface
@@ -36,10 +36,10 @@ class _FoundModel(msgspec.Struct, eq=False):
 
 
 class ServedModels:
-    """Models that are ready, found by name for each request; see `ServerModels`.
+    """Ready models, looked up by name for each request; see `ServerModels`.
 
     Args:
-        registry: has them.
+        registry: of the models.
     """
 
     def __init__(self, registry: ModelRegistry) -> None:
@@ -48,15 +48,15 @@ class ServedModels:
         self._found: dict[tuple[str, int], _FoundModel] = {}
 
     def config(self, name: str, version: int) -> ModelConfig:
-        """Return the configuration of a model that is ready. Raises NoServiceError."""
+        """Return the configuration of a ready model. Raises NoServiceError."""
         return _config_of(self._find(name, version).entry)
 
     def check_outputs(self, name: str, version: int, wanted: Sequence[str]) -> None:
-        """Raise V2Error for outputs that a model does not have, PipelineError without a model."""
+        """Raise V2Error for unknown outputs of a model, PipelineError for an unknown model."""
         self._find(name, version).interface.check_outputs(name, wanted)
 
     def is_ready(self, name: str, version: int) -> bool:
-        """Return whether a model can be asked."""
+        """Return whether a model is ready."""
         try:
             self._entry(name, version)
         except NoServiceError:
@@ -76,9 +76,9 @@ class ServedModels:
         collector: TraceCollector | None = None,
         convoy: Members | None = None,
     ) -> RequestState:
-        """Ask a model, for so long; see `ServerModels.begin`.
+        """Call a model, with a time limit; see `ServerModels.begin`.
 
-        Raises PipelineError: it or these inputs are not there.
+        Raises PipelineError: the model does not exist, or the inputs do not fit.
         """
         model = self._find(name, version)
         entry = model.entry
@@ -93,7 +93,7 @@ class ServedModels:
         return cast(RequestState, begin(_NO_MESSAGE, timeout_s, target, sink))
 
     def convoy_size(self, name: str, version: int, rows: int) -> int:
-        """Return how many requests of so many samples a model takes as one; 0: none does."""
+        """Return how many requests of so many samples a model accepts as one; 0: none."""
         try:
             return self._find(name, version).entry.served.engine.executor.convoys.size(rows)
         except PipelineError:
@@ -132,10 +132,10 @@ def _config_of(entry: ModelEntry) -> ModelConfig:
 
 
 def _rows(model: _FoundModel, feeds: dict[str, Any], info: RequestInfo) -> int:
-    """Return how many samples inputs bring. Raises InputError for inputs that do not fit."""
+    """Return the number of samples in inputs. Raises InputError: they do not fit."""
     try:
         form = tuple([(name, value.dtype, value.shape) for name, value in feeds.items()])
-    except AttributeError:  # no arrays, as of a pipeline's Op: it is for the model to say
+    except AttributeError:  # not arrays, for example from a pipeline's Op: the model checks them
         return 1
     rows = model.forms.get(form)
     if rows is None:

@@ -1,4 +1,4 @@
-"""ModelVersions: the versions of each model, how they stand, and how they come and go."""
+"""ModelVersions: the versions of each model, with their states, loading and ending."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class VersionState(msgspec.Struct, eq=False):
-    """State of one version of a model; `served` serves it, as `model` was looked at, if any."""
+    """State of one version of a model; `served` serves it, as read in `model`, if it is loaded."""
 
     state: ModelState = ModelState.UNAVAILABLE
     reason: str = ""
@@ -31,8 +31,8 @@ class ModelVersions:
     """The versions of all models that were ever loaded, on the event loop.
 
     Args:
-        registry: gets the versions that are ready.
-        maker: loads them.
+        registry: gets ready versions.
+        maker: loads versions.
     """
 
     def __init__(self, registry: ModelRegistry, maker: GraphMaker) -> None:
@@ -42,7 +42,7 @@ class ModelVersions:
         self._ending: set[asyncio.Task[None]] = set()
 
     def of(self, name: str) -> Mapping[int, VersionState]:
-        """Return the versions of a model and how they stand; empty: it was never loaded."""
+        """Return the versions of a model with their states; empty: it was never loaded."""
         return self._states.get(name, {})
 
     def names(self) -> list[str]:
@@ -55,12 +55,12 @@ class ModelVersions:
         ]
 
     async def load(self, model: PolledModel) -> None:
-        """Load the versions that a model is to have, and end its previous ones.
+        """Load the configured versions of a model, and end its previous ones.
 
-        They come all together, or none of them, and what there was stays.
+        All are loaded or none; in that case the previous versions stay.
 
         Raises:
-            ConfigError: why they do not, in Triton's words.
+            ConfigError: a version cannot be loaded, in Triton's words.
         """
         states = self._states.setdefault(model.key, {})
         if not model.versions:
@@ -76,7 +76,7 @@ class ModelVersions:
         }
         for version, state in fresh.items():
             if states.get(version, state).state is not ModelState.READY:
-                states[version] = state  # nothing is lost by showing it
+                states[version] = state  # it serves no version, so its state may be shown
         for version in fresh:
             _LOGGER.info("loading: %s:%d", model.name, version)
         await asyncio.gather(
@@ -101,10 +101,10 @@ class ModelVersions:
     async def _changed(
         self, model: PolledModel, states: Mapping[int, VersionState]
     ) -> Collection[int]:
-        """Change the instances of versions of which nothing else is new; return which they are.
+        """Change versions that only differ in their instances; return these.
 
         Raises:
-            ConfigError: one cannot have them; it serves as before.
+            ConfigError: a version cannot have the instances; it serves as before.
         """
         versions = []
         for version in model.versions:
@@ -129,13 +129,13 @@ class ModelVersions:
         try:
             state.served = await self._maker.make(source)
         except PipelineError as error:
-            text, _, trace = str(error).partition("\n")  # behind it: the traceback of a worker
+            text, _, trace = str(error).partition("\n")  # followed by the traceback of a worker
             text = text.removeprefix(f"Op {source.name!r} failed to start: ")
             if trace:
                 _LOGGER.error("model '%s': %s", source.name, error)
             kind = "Internal" if isinstance(error, InitError) else "Invalid argument"
             state.reason = f"{kind}: {text}"
-        except Exception as error:  # of a backend, maybe of a plug-in
+        except Exception as error:  # in a backend, maybe of a plug-in
             _LOGGER.exception("model '%s'", source.name)
             state.reason = f"Internal: {described(error)}"
         else:
@@ -146,7 +146,7 @@ class ModelVersions:
         )
 
     def _show(self, version: int, state: VersionState, states: dict[int, VersionState]) -> None:
-        """Have requests go to a version that was loaded."""
+        """Direct requests to a loaded version."""
         before = states.get(version)
         states[version] = state
         state.state, state.reason = ModelState.READY, ""
@@ -156,7 +156,7 @@ class ModelVersions:
             self._end(before, UNLOADED)
 
     def unload(self, name: str, reason: str = UNLOADED) -> None:
-        """End all versions of a model: they finish what they have, in the background."""
+        """End all versions of a model; they finish their requests in the background."""
         for state in self.of(name).values():
             self._end(state, reason)
 

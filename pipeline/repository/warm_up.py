@@ -1,4 +1,4 @@
-"""Warm-up samples of a model, as `model_warmup` of its configuration says."""
+"""Warm-up samples of a model, from its `model_warmup`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pipeline.repository.backends.base import ModelSource
 from pipeline.workers.warm_up import WarmUpSample
 
 FOLDER = "warmup"
-"""The folder of a model that has the files of its samples."""
+"""The folder of a model with the files of its samples."""
 
 _ABOUT = about_request("")
 
 
 def samples_of(source: ModelSource) -> tuple[WarmUpSample, ...]:
-    """Return the samples of a model that is complete; reads files. Raises ConfigError."""
+    """Return the samples of a complete model; reads files. Raises ConfigError."""
     config = source.config
     return tuple(
         _sample(setting, config, source.folder / FOLDER)
@@ -49,7 +49,7 @@ def _sample(setting: ModelWarmup, config: ModelConfig, folder: Path) -> WarmUpSa
 
 
 def _array(name: str, setting: Any, batch: tuple[int, ...], folder: Path) -> np.ndarray[Any, Any]:
-    """Return an input as its sample says. Raises ConfigError, in Triton's words."""
+    """Return an input of a sample. Raises ConfigError, in Triton's words."""
     if any(size < 0 for size in setting.dims):
         raise ConfigError(
             f"warmup setting expects all variable-size dimensions are specified for input '{name}'"

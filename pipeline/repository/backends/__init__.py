@@ -1,1 +1,1 @@
-"""Backends: what makes a graph of a model's folder and configuration, by ModelConfig.backend."""
+"""Backends: make a graph from a model's folder and configuration, by ModelConfig.backend."""

@@ -1,4 +1,4 @@
-"""The seam of backends: who serves the models of a repository that name them."""
+"""The interface of backends, which serve the models of a repository."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ BACKENDS = Path("/opt/tritonserver/backends")
 
 
 class ModelSource(msgspec.Struct, frozen=True):
-    """One version of a model, as it lies in a repository.
+    """One version of a model in a repository.
 
     Args:
-        folder: of the model, which has the configuration, labels and the model's other files.
+        folder: of the model, with the configuration, labels and other files.
         config: with its defaults filled in.
         is_complete: the configuration needs no completion, see `Backend.complete`.
-        key: what the server knows it by; "": its name.
+        key: its key in the server; "": its name.
     """
 
     name: str
@@ -34,28 +34,28 @@ class ModelSource(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> Path:
-        """The folder of the version."""
+        """Return the folder of the version."""
         return self.folder / str(self.version)
 
     @property
     def file(self) -> Path:
-        """The file that the configuration names as the model."""
+        """Return the configured file of the model."""
         return self.path / self.config.default_model_filename
 
 
 class Backend(Protocol):
-    """A way to serve models; the registry has them as `backends`. By default a backend has no
-    settings, needs no completion, and its Op is checked as Triton does.
+    """A way to serve models; the registry has them as `backends`.
 
-    There is one object for all models of a server, or a class, of which the server makes an object
-    with its `ServedModels`.
+    By default a backend has no settings, needs no completion, and its Op is checked as in Triton.
+    It is one object for all models of a server, or a class: then the server makes an object with
+    its `ServedModels`.
 
     Attributes:
-        serves_graph: the model is the whole graph. Else it is the only Op of it: what callers send
-            comes to its `process`, and what that returns they get.
-        workers: kind of workers that the Op gets: "thread", "process", ...; "": the graph's own.
-        checks_output_shapes: an output that has another shape than the configuration says is an
-            error. Triton does not check those of its backends `python` and `onnxruntime`.
+        serves_graph: the model is the whole graph. Otherwise it is the only Op of the graph: its
+            `process` gets a caller's inputs and returns the outputs.
+        workers: kind of workers of the Op: "thread", "process", ...; "": the graph's own.
+        checks_output_shapes: an output with another shape than configured is an error. Triton does
+            not check this for its backends `python` and `onnxruntime`.
     """
 
     serves_graph: bool = False
@@ -63,21 +63,21 @@ class Backend(Protocol):
     checks_output_shapes: bool = True
 
     async def complete(self, source: ModelSource) -> ModelConfig:
-        """Return the configuration with what the model's files say and it does not.
+        """Return the configuration, completed from the model's files.
 
         Raises:
-            ConfigError: the files say otherwise than the configuration; in Triton's words.
+            ConfigError: the files contradict the configuration; in Triton's words.
             InitError: they cannot be read.
         """
         return source.config
 
     def settings(self, source: ModelSource) -> Mapping[str, Any]:
-        """Return keys of `op.<name>` of config.yml besides the keys that every model has."""
+        """Return keys of `op.<name>` of config.yml in addition to those of every model."""
         return {}
 
     def graph(self, source: ModelSource) -> Graph:
-        """Return what serves a model whose configuration is complete; nothing is loaded yet.
+        """Return the graph of a model with a complete configuration; nothing is loaded yet.
 
         Raises:
-            ConfigError: the configuration wants what there is not.
+            ConfigError: the configuration needs something that is not available.
         """

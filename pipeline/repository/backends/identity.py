@@ -1,4 +1,4 @@
-"""The backend `identity`: each output is the input of the same number, for tests of clients."""
+"""The backend `identity`: each output is the input with the same number, for tests of clients."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _DELAY, _CREATION_DELAY = "execute_delay_ms", "creation_delay_sec"
 
 
 class IdentityOp(Op):
-    """Answers with what it is sent, `execute_delay_ms` (a parameter of the model) later."""
+    """Answers with its inputs, after `execute_delay_ms` (a parameter of the model)."""
 
     def __init__(self, source: ModelSource) -> None:
         super().__init__(source.name, RequestOp())
         config = source.config
-        self.outputs: dict[str, str] = {  # by the input that each is
+        self.outputs: dict[str, str] = {  # by input
             tensor.name: output.name
             for tensor, output in zip(config.input, config.output, strict=True)
         }
@@ -35,9 +35,7 @@ class IdentityOp(Op):
         has_sequences = config.HasField("sequence_batching")
         self.pipeline_merges: bool = has_sequences or not self.pipeline_ragged
         self.batches: bool = config.max_batch_size > 0
-        self.optional: dict[
-            str, tuple[str, list[int]]
-        ] = {  # defaults for the inputs that are left out
+        self.optional: dict[str, tuple[str, list[int]]] = {  # defaults of missing inputs
             tensor.name: (
                 DataType.Name(tensor.data_type).removeprefix("TYPE_"),
                 list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims),
@@ -49,7 +47,7 @@ class IdentityOp(Op):
         self.creation_delay_s: float = _number(config, _CREATION_DELAY)
 
     def init_op(self) -> None:
-        """Take as long as the parameter `creation_delay_sec` says."""
+        """Wait as long as the parameter `creation_delay_sec` says."""
         time.sleep(self.creation_delay_s)
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
@@ -72,12 +70,12 @@ class IdentityOp(Op):
 
 
 class IdentityBackend(Backend):
-    """Models whose outputs are their inputs."""
+    """Backend of models whose outputs are their inputs."""
 
     workers = "thread"
 
     def graph(self, source: ModelSource) -> Graph:
-        """Return the graph. Raises ConfigError: an input has no output, or it the other way."""
+        """Return the graph. Raises ConfigError: the numbers of inputs and outputs differ."""
         config = source.config
         if len(config.input) != len(config.output):
             raise ConfigError(
@@ -88,7 +86,7 @@ class IdentityBackend(Backend):
 
 
 def _zeros(rows: list[int], datatype: str, dims: list[int]) -> np.ndarray[Any, Any]:
-    """Return what an optional input is that was left out; dimensions of any size have one."""
+    """Return the default of a missing optional input; free dimensions have size one."""
     shape = [*rows, *(1 if dim == _ANY else dim for dim in dims)]
     return (
         np.full(shape, b"", object)

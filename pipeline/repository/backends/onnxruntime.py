@@ -1,4 +1,4 @@
-"""The backend `onnxruntime`: ONNX files, run by the same predictor as for Ops of a pipeline."""
+"""The backend `onnxruntime`: ONNX files, run by the same predictor as the Ops of a pipeline."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pipeline.proto.v2.raw import datatype_of
 from pipeline.repository.backends.base import Backend, ModelSource
 from pipeline.repository.backends.ragged import RaggedOp, Reshaping, is_ragged, reshaping_of
 
-_MAX_BATCH_SIZE = 4  # of a model that batches and does not say how many, as in Triton
+_MAX_BATCH_SIZE = 4  # of a model that batches without a configured size, as in Triton
 _ANY = -1
 _THREADS = "intra_op_thread_count"
 _EMPTY = "takes_empty"
 
 
 class ReshapingOp(Op):
-    """A model that has other shapes than its callers see, by `reshape` of its tensors."""
+    """A model with `reshape`: its tensors have other shapes than its callers see."""
 
     pipeline_hands_on = True
 
@@ -40,8 +40,7 @@ class ReshapingOp(Op):
         self.reshaping: Reshaping = reshaping_of(config)
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
-        """Run the model on arrays of its own shapes, and return arrays of the shapes that callers
-        expect."""
+        """Run the model on arrays of its own shapes, and return arrays of the callers' shapes."""
         feed = self.reshaping.fed(feed_batch[0])
         return self.reshaping.answered(super().process([feed], typical_logid))
 
@@ -78,7 +77,7 @@ class OnnxRuntimeBackend(Backend):
         return build_graph(ResponseOp(op))
 
     def settings(self, source: ModelSource) -> dict[str, Any]:
-        """Return what config.yml would say of the Op's model."""
+        """Return the equivalent of config.yml for the Op's model."""
         config = source.config
         local: dict[str, Any] = {
             "model_config": str(source.file),
@@ -99,9 +98,9 @@ ONNXRUNTIME = OnnxRuntimeBackend()
 
 
 def completed(config: ModelConfig, note: ModelMetadata) -> ModelConfig:
-    """Return a configuration with what a file says of its inputs and outputs.
+    """Return a configuration, completed with the inputs and outputs of a file.
 
-    A model whose tensors all have a first dimension of any size batches.
+    If all tensors of a model have a free first dimension, it batches.
     """
     result = ModelConfig()
     result.CopyFrom(config)
@@ -148,7 +147,7 @@ def _fill_in(model: str, there: Sequence[TensorMetadata], configured: Any, skip:
 
 
 def _is_meant_to_batch(config: ModelConfig, note: ModelMetadata) -> bool:
-    """Return whether the tensors that a configuration gives, if any, are without the batch."""
+    """Return whether the configured tensors, if any, are without the batch."""
     ranks = {tensor.name: len(tensor.shape or ()) for tensor in (*note.inputs, *note.outputs)}
     tensors: list[Any] = [*config.input, *config.output]
     shaped = [tensor for tensor in tensors if tensor.dims]
@@ -166,7 +165,7 @@ def _read(source: ModelSource) -> ModelMetadata:
     predictor = load_local_predictor(model)
     try:
         note = metadata_of(predictor)
-        assert note is not None  # the error is already one of this library
+        assert note is not None  # never for an ONNX model
         return note
     finally:
         predictor.close()

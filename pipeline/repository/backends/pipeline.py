@@ -21,13 +21,14 @@ SCRIPT = "web_server.py"
 
 
 class PipelineBackend(Backend):
-    """Pipelines: the script in the folder of a version has one ResponseOp, the end of the graph.
+    """Backend of pipelines: the script in a version's folder has one ResponseOp, the end of the
+    graph.
 
-    Tensors come to the first Ops, and go from the last one, by their names: neither the RequestOp
-    nor the ResponseOp is asked. Its AskModelOps ask other models of the repository.
+    Tensors go by name to the first Ops, and come from the last one: the RequestOp and the
+    ResponseOp are not used. Its AskModelOps call other models of the repository.
 
     Args:
-        models: those of the repository.
+        models: of the repository.
     """
 
     serves_graph = True
@@ -40,7 +41,7 @@ class PipelineBackend(Backend):
         """Run the script in a thread, and return the configuration unchanged.
 
         Raises:
-            ConfigError: there is no script, or no graph in it, or it fails.
+            ConfigError: there is no script, it has no graph, or it fails.
         """
         file = source.path / (source.config.default_model_filename or SCRIPT)
         graph = await asyncio.to_thread(graph_of_file, file, f"{source.name}_{source.version}")
@@ -53,7 +54,7 @@ class PipelineBackend(Backend):
 
 
 def graph_of_file(file: Path, name: str) -> Graph:
-    """Return the graph that a script makes, run as the module of a model. Raises ConfigError."""
+    """Return the graph of a script, which runs as the module of a model. Raises ConfigError."""
     module_name = f"pipeline_of_{name}"
     if not file.is_file():
         raise ConfigError(f"unable to find '{file}': a script with the graph of the model")
@@ -65,7 +66,7 @@ def graph_of_file(file: Path, name: str) -> Graph:
         loader.exec_module(module)
     except PipelineError:
         raise
-    except Exception as error:  # the user's
+    except Exception as error:  # user code
         raise ConfigError(f"{file} raised {described(error)}") from error
     ends = [value for value in vars(module).values() if isinstance(value, ResponseOp)]
     if len(ends) != 1:

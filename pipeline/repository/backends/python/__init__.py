@@ -1,1 +1,1 @@
-"""The backend `python`: `model.py` with a class TritonPythonModel, as Triton's backend takes it."""
+"""The backend `python`: `model.py` with a class TritonPythonModel, as in Triton's backend."""

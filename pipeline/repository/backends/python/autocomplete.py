@@ -1,4 +1,4 @@
-"""ModelConfig of `triton_python_backend_utils`: what `auto_complete_config` of a model adds to."""
+"""ModelConfig of `triton_python_backend_utils`: the argument of `auto_complete_config`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FUNCTION = "auto-complete-config function for model"
 
 
 class CompletedConfig:
-    """A configuration that a model may add to. A contradiction to it raises ValueError.
+    """A configuration that a model may complete. A contradiction raises ValueError.
 
     Args:
         model_config: as JSON.
@@ -21,7 +21,7 @@ class CompletedConfig:
         self._config: dict[str, Any] = json.loads(model_config)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it."""
+        """Return the whole configuration."""
         return self._config
 
     @property
@@ -29,7 +29,7 @@ class CompletedConfig:
         return str(self._config["name"])
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Say how many samples one execution takes; a larger number cannot be taken back."""
+        """Set the maximum number of samples of an execution, not below a configured one."""
         configured = self._config["max_batch_size"]
         if configured > max_batch_size:
             raise ValueError(
@@ -39,7 +39,7 @@ class CompletedConfig:
         self._config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
-        """Say that requests are gathered."""
+        """Enable dynamic batching."""
         for other in ("sequence_batching", "ensemble_scheduling"):
             if other in self._config:
                 raise ValueError(
@@ -49,7 +49,7 @@ class CompletedConfig:
         self._config.setdefault("dynamic_batching", {})
 
     def set_model_transaction_policy(self, transaction_policy_dict: Mapping[str, Any]) -> None:
-        """Say whether the model answers in parts: {"decoupled": True}."""
+        """Set whether the model answers in parts: {"decoupled": True}."""
         for key in transaction_policy_dict:
             if key != "decoupled":
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""PythonBackend: models that are a file `model.py`, each instance in a process of its own."""
+"""PythonBackend: models in a file `model.py`, with a process for each instance."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _RUN_COMPLETE = f"""
 from {_COMPLETE} import main
 raise SystemExit(main(*sys.argv[1:]))
 """
-_WORKERS = "workers"  # the parameter that says where instances run
+_WORKERS = "workers"  # the parameter with the kind of workers
 _KINDS = ("process", "thread")
 
 
 class PythonBackend(Backend):
-    """Models of Python code, which runs in the workers' processes only.
+    """Backend of Python models, whose code runs only in worker processes.
 
-    With `parameters: { key: "workers" value: { string_value: "thread" } }` the instances of a
-    model are threads of the server: a request costs half as much, and what the code breaks or
-    holds up is the server's.
+    With `parameters: { key: "workers" value: { string_value: "thread" } }` the instances of a model
+    are threads of the server: a request costs half as much, but a crash or a blocking call of the
+    code affects the server.
 
     Args:
-        code: the file of the class of all models, as Triton's Python-based backends have it; None:
-            each model has its own.
+        code: the file with the class of all models, for Triton's Python-based backends; None: each
+            model has its own.
     """
 
     checks_output_shapes = False
@@ -59,9 +59,9 @@ class PythonBackend(Backend):
         return self._code or source.file
 
     async def complete(self, source: ModelSource) -> ModelConfig:
-        """Return the configuration with what `auto_complete_config` of the model adds.
+        """Return the configuration, completed by the model's `auto_complete_config`.
 
-        It runs in a process of its own, which is given a minute.
+        It runs in its own process, for at most a minute.
         """
         file = self._code_of(source)
         if not file.is_file():
@@ -100,13 +100,13 @@ class PythonBackend(Backend):
         return parse_json(output.rpartition(b"\n")[2], f"{_HOOK} of '{source.name}'")
 
     def settings(self, source: ModelSource) -> dict[str, Any]:
-        """Return what is different: in a thread a model that answers in parts has one request.
+        """Return the Op's settings; in a thread, a decoupled model gets one request at a time.
 
-        Controls of sequences are inputs of each request by itself.
+        Sequence controls are inputs of each request.
 
         Raises:
-            ConfigError: it has states, which Triton's Python models do not have either; or says
-                otherwise where it runs.
+            ConfigError: the model has states, which Triton's Python models do not have either; or
+                an unknown kind of workers.
         """
         config = source.config
         kind = _workers(config)
@@ -119,7 +119,7 @@ class PythonBackend(Backend):
                     "by correlation_id"
                 )
             if config.sequence_batching.iterative_sequence and not controls:
-                # Each request is one, and comes again where the model wants it to.
+                # Each request is its own sequence; it returns if the model reschedules it.
                 most = max(1, config.max_batch_size)
                 return settings | {"batching": "full", "batch_size": most, "sequence": {}}
             settings["sequence"] = {**op_settings(config)["sequence"], "controls": []}
@@ -165,7 +165,7 @@ PYTHON = PythonBackend()
 
 
 def _workers(config: ModelConfig) -> str:
-    """Return the kind of workers that are a model's instances. Raises ConfigError."""
+    """Return the kind of workers of a model's instances. Raises ConfigError."""
     kind = config.parameters[_WORKERS].string_value if _WORKERS in config.parameters else _KINDS[0]
     if kind not in _KINDS:
         raise ConfigError(
@@ -181,7 +181,7 @@ def _workers(config: ModelConfig) -> str:
 
 
 def _controls(config: ModelConfig) -> tuple[Control, ...]:
-    """Return the inputs that say what a request is in its sequence. Raises ConfigError."""
+    """Return the inputs with sequence controls. Raises ConfigError."""
     if not config.HasField("sequence_batching"):
         return ()
     controls = op_settings(config)["sequence"]["controls"]
@@ -190,11 +190,11 @@ def _controls(config: ModelConfig) -> tuple[Control, ...]:
     )
 
 
-_PARSING = threading.Lock()  # CPython 3.11 counts the depth of all trees that are made as one
+_PARSING = threading.Lock()  # CPython 3.11 has one depth counter for all parsers
 
 
 def _has_hook(file: Path) -> bool:
-    """Return whether a model has the hook, or may have it since its class comes from elsewhere.
+    """Return whether a model has the hook, or may have it because its class is imported.
 
     A file that is not Python fails when it is loaded.
     """

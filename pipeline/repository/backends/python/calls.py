@@ -1,4 +1,4 @@
-"""Calls of a model to its server: `InferenceRequest` with its `exec`, and `MetricFamily`."""
+"""Calls from a model to its server: `InferenceRequest` with its `exec`, and `MetricFamily`."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ _CODES = {
 
 
 class ServerAccess:
-    """The models of the server whose worker this is.
+    """The models of the server, for a worker's code.
 
     Attributes:
-        caller: asks them; None: there is no way to.
-        is_idle: whether `initialize` or `finalize` of a model runs, here.
+        caller: calls them; None: not possible.
+        is_idle: `initialize` or `finalize` of a model runs here.
     """
 
     caller: ModelCaller | None = None
@@ -63,7 +63,7 @@ class ServerAccess:
 
     @classmethod
     def without(cls, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Return what a method of a model does in which it may ask no other."""
+        """Return a context in which a method of a model may not call other models."""
         token = cls.is_idle.set(True)
         try:
             return work(*arguments)
@@ -72,7 +72,7 @@ class ServerAccess:
 
     @classmethod
     def get(cls) -> ModelCaller:
-        """Return what asks them. TritonModelException: there is no way to."""
+        """Return the caller. Raises TritonModelException: there is none."""
         if cls.caller is None:
             raise TritonModelException("this process has no way to the models of a server")
         return cls.caller
@@ -83,20 +83,20 @@ class InferenceRequest:
 
     Args:
         model_name: of the model.
-        requested_output_names: outputs that are wanted; empty: all.
+        requested_output_names: requested outputs; empty: all.
         inputs: tensors.
-        request_id: comes back with nothing, but is in logs.
+        request_id: only for logs.
         correlation_id: of a sequence; 0 or "" for none.
         model_version: -1: the latest.
         flags: of a sequence.
         timeout: microseconds, after which the response is an error; 0: none.
         preferred_memory: has no effect.
-        trace: has no effect: it is traced as the request that is worked on.
+        trace: has no effect: it is traced with the current request.
         parameters: of the request, a dict.
 
     Raises:
-        TritonModelException: an argument has no meaning.
-        TypeError: it is of another type.
+        TritonModelException: an argument is invalid.
+        TypeError: an argument has a wrong type.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class InferenceRequest:
         return self._sequence
 
     def requested_output_names(self) -> set[str]:
-        """Return the outputs that are wanted."""
+        """Return the requested outputs."""
         return set(self._outputs)
 
     def model_name(self) -> str:
@@ -156,11 +156,11 @@ class InferenceRequest:
         return self._name
 
     def set_flags(self, flags: int) -> None:
-        """Say whether it is the first or the last one of its sequence."""
+        """Set whether it is the first or the last request of its sequence."""
         self._flags = flags
 
     def flags(self) -> int:
-        """Return what was said so."""
+        """Return the flags."""
         return self._flags
 
     def timeout(self) -> int:
@@ -178,7 +178,7 @@ class InferenceRequest:
         """Return the response; if it is `decoupled`, an iterator of several.
 
         Raises:
-            TritonModelException: the model is not executing, or cannot ask others.
+            TritonModelException: the model is not executing, or cannot call others.
         """
         if decoupled:
             return _Responses(self)
@@ -190,10 +190,10 @@ class InferenceRequest:
         return self.response(answers.get())
 
     def async_exec(self, decoupled: bool = False) -> asyncio.Future[Any]:
-        """Ask at once, and return what is awaited for the response.
+        """Begin the call, and return an awaitable of the response.
 
-        If it is `decoupled`, that is an iterator of several, once the first is there. Raises as
-        `exec` does.
+        If it is `decoupled`, the result is an iterator of several responses, when the first has
+        arrived. Raises as `exec` does.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -218,7 +218,7 @@ class InferenceRequest:
         return future
 
     def begin(self, takes_parts: bool, on_part: OnPart) -> Any:
-        """Ask the model. Raises PipelineError, and TritonModelException as `exec` does."""
+        """Begin the call. Raises PipelineError, and TritonModelException as `exec` does."""
         if ServerAccess.is_idle.get():
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         own_parameters = self._parameters()
@@ -229,7 +229,7 @@ class InferenceRequest:
         return ServerAccess.get().begin(call, feeds, on_part)
 
     def response(self, part: ModelPart) -> InferenceResponse:
-        """Return an answer as the model takes it."""
+        """Return an answer as the model's response."""
         if part.error is not None:
             return failed(part.error)
         answer = part.outputs or {}
@@ -253,10 +253,10 @@ class InferenceRequest:
 
 
 class _Responses:
-    """The responses to a request, one by one; dropping the iterator cancels the rest.
+    """The responses to a request, in order; dropping the iterator cancels the rest.
 
-    As in Triton's backend, behind the last of several comes one without outputs, and `len` says
-    how many have come; who iterates over them once more gets the same ones.
+    As in Triton's backend, a response without outputs follows the last one, `len` is the number
+    received so far, and a second iteration yields the same responses.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class _Responses:
         return self._seen[self._at - 1]
 
     def cancel(self) -> None:
-        """Have the model drop the request; an error follows the responses that have come."""
+        """Have the model drop the request; an error follows the received responses."""
         if self._asked is None or self._is_over or self._is_cancelled:
             return
         self._is_cancelled = True
@@ -315,7 +315,7 @@ class _Responses:
 
 
 def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
-    """Load a model of the server, or load it again. TritonModelException: it cannot be."""
+    """Load a model of the server, or load it again. Raises TritonModelException."""
     if files is not None and not isinstance(files, dict):
         raise TritonModelException(
             f"failed to load model '{model_name}', files should be a dictionary of file paths and "
@@ -325,12 +325,12 @@ def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | N
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
-    """Unload a model of the server. TritonModelException: it cannot be."""
+    """Unload a model of the server. Raises TritonModelException."""
     _change(ModelChange(_text(model_name), "unload", with_dependents=unload_dependents))
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
-    """Return whether a model can be asked. TritonModelException: the version is not valid."""
+    """Return whether a model is ready. Raises TritonModelException: the version is invalid."""
     try:
         version = int(model_version or -1)
     except ValueError:
@@ -356,7 +356,7 @@ def _change(change: ModelChange) -> ModelPart:
 
 
 def _text(name: str | bytes) -> str:
-    """Return a name, which may come right out of a text tensor. TypeError: it is not a text."""
+    """Return a name, which may be an element of a text tensor. Raises TypeError."""
     if not isinstance(name, str | bytes):
         raise TypeError(f"expected a text, found {type(name).__name__}")
     return name.decode() if isinstance(name, bytes) else name
@@ -383,9 +383,9 @@ _DELETED = (
 
 
 class Metric:
-    """One series of a family, which is there as long as the family.
+    """One series of a family, which exists as long as the family.
 
-    A value is sent to the server without waiting, in the order of the calls.
+    Values are sent to the server without waiting, in the order of the calls.
     """
 
     def __init__(self, caller: ModelCaller, number: int, kind: str, labels: dict[str, str]) -> None:
@@ -396,7 +396,7 @@ class Metric:
         self._labels = labels
 
     def increment(self, value: float) -> None:
-        """Add to the value. TritonModelException: it is negative, and this a counter."""
+        """Add to the value. Raises TritonModelException: it is negative, and this a counter."""
         if self._kind == "counter" and value < 0:
             raise TritonModelException(
                 "Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be "
@@ -405,15 +405,15 @@ class Metric:
         self._tell("increment", value)
 
     def set(self, value: float) -> None:
-        """Set the value of a gauge. TritonModelException: it is not a gauge."""
+        """Set the value of a gauge. Raises TritonModelException: it is not a gauge."""
         self._tell("set", value)
 
     def observe(self, value: float) -> None:
-        """Record one value of a histogram. TritonModelException: it is not a histogram."""
+        """Record a value of a histogram. Raises TritonModelException: it is not a histogram."""
         self._tell("observe", value)
 
     def value(self) -> float:
-        """Return the value, with what all models count in it. TritonModelException: it has none."""
+        """Return the value, summed over all models. Raises TritonModelException: it has none."""
         about = "Failed to get metric value"
         self._check(about)
         if self._kind == "histogram":
@@ -440,15 +440,15 @@ class Metric:
 
 
 class MetricFamily:
-    """Series of one name, which are there as long as this is.
+    """Series of one name, which exist as long as this object.
 
     Args:
         name: in `/metrics`.
-        description: that is there with it.
+        description: its help text there.
         kind: COUNTER, GAUGE or HISTOGRAM.
 
     Raises:
-        TritonModelException: the server has one of this name and another kind, or does not take it.
+        TritonModelException: the server has a family of this name and another kind, or refuses it.
     """
 
     COUNTER = 0
@@ -465,12 +465,12 @@ class MetricFamily:
         caller = ServerAccess.get()
         use = MetricUse(self._number, "family", name=name, text=description, kind=self._kind)
         _asked(caller, use, about)
-        self._caller: ModelCaller = caller  # from here on the server also owns it
+        self._caller: ModelCaller = caller  # from here on it must be released
 
     def Metric(
         self, labels: Mapping[str, str] | None = None, buckets: list[float] | None = None
     ) -> Metric:
-        """Return the series of these labels. TritonModelException: it cannot be had."""
+        """Return the series of these labels. Raises TritonModelException."""
         about = "Failed to create metric"
         labels = {} if labels is None else labels
         if not isinstance(labels, dict):
@@ -504,7 +504,7 @@ class MetricFamily:
 
 
 def _asked(caller: ModelCaller, use: MetricUse, about: str) -> float:
-    """Return the server's answer. TritonModelException: it is an error, as `about` says."""
+    """Return the server's answer. Raises TritonModelException: an error, described by `about`."""
     answers: queue.SimpleQueue[ModelPart] = queue.SimpleQueue()
     _caught(lambda: caller.metric(use, answers.put), about)
     outcome = answers.get()

@@ -1,4 +1,4 @@
-"""Main function of the process that asks a model for its configuration: JSON in, JSON out."""
+"""Main function of the process that completes a model's configuration: JSON in, JSON out."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pipeline.repository.backends.python.loading import ModelCode, load_alone
 
 
 def main(name: str, version: str, file: str, version_folder: str) -> int:
-    """Print what the model makes of the configuration on stdin. Returns the exit code."""
+    """Print the completed configuration from stdin. Returns the exit code."""
     answer = os.dup(1)
-    os.dup2(2, 1)  # the model's own output is not the answer
+    os.dup2(2, 1)  # the model's own output goes to stderr
     config = CompletedConfig(sys.stdin.read())
     try:
         model = load_alone(ModelCode(name, int(version), file, version_folder))

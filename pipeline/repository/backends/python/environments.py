@@ -1,4 +1,4 @@
-"""Environments: interpreters of Python models that have packages of their own."""
+"""Environments: Python interpreters with packages for single models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROGRAMS = ("bin/python", "bin/python3")
 _ACTIVATION = "bin/activate"
 _OLDEST = (3, 11)
 _LIMIT_S = 60.0
-# What a worker imports that is neither ours nor Python's.
+# Third-party packages that a worker imports.
 _NEEDED = (
     *("dill", "google.api", "google.protobuf", "ml_dtypes", "msgspec", "numpy", "orjson", "yaml"),
 )
@@ -41,11 +41,11 @@ for name in sys.argv[1:]:
 print(json.dumps([list(sys.version_info[:2]), missing]))
 """
 
-_Stamp = tuple[Path, int]  # where it is, and since when
+_Stamp = tuple[Path, int]  # its path and modification time
 
 
 class Environments:
-    """The environments of all models of the program; archives are unpacked once.
+    """The environments of all models; archives are unpacked once.
 
     They are unpacked in a temporary folder, which is removed when the program ends.
     """
@@ -59,11 +59,11 @@ class Environments:
         weakref.finalize(self, self._root.remove)
 
     def prepare(self, source: ModelSource) -> Interpreter | None:
-        """Return the interpreter that a model names, once it has been tried; None: it names none.
+        """Return the tested interpreter of a model's environment; None: it names none.
 
         Raises:
-            ConfigError: it names what cannot be.
-            InitError: there is no environment, or one that models cannot be run in.
+            ConfigError: the name is invalid.
+            InitError: the environment does not exist, or cannot run models.
         """
         place = _place(source)
         if place is None:
@@ -83,12 +83,12 @@ class Environments:
             return self._latest[place]
 
     def of(self, source: ModelSource) -> Interpreter | None:
-        """Return what `prepare` has returned last for the environment of a model."""
+        """Return the last result of `prepare` for the environment of a model."""
         place = _place(source)
         return None if place is None else self._latest.get(place)
 
     def _unpacked(self, stamp: _Stamp) -> Path:
-        """Return the folder that an archive was unpacked to. InitError: it cannot be."""
+        """Return the folder of an unpacked archive. Raises InitError."""
         if stamp not in self._folders:
             archive = stamp[0]
             folder = self._root.make() / str(len(self._folders))
@@ -107,16 +107,16 @@ class Environments:
 
 
 def _checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
-    """Return what is written of a member: nothing that would lie elsewhere, and no device.
+    """Return an archive member for unpacking, if it stays in the folder and is not a device.
 
-    Links of environments may lead elsewhere, as to the interpreter; nothing is written through one.
+    Links may lead outside, for example to the interpreter; nothing is written through one.
     """
     check = tarfile.tar_filter if member.issym() else tarfile.data_filter
     return check(member, folder)
 
 
 def _place(source: ModelSource) -> Path | None:
-    """Return what a configuration names. ConfigError: a relative path, which is of no folder."""
+    """Return the configured path. Raises ConfigError: it is relative."""
     parameters = source.config.parameters
     text = parameters[EXECUTION_ENV_PATH].string_value if EXECUTION_ENV_PATH in parameters else ""
     if not text:
@@ -133,7 +133,7 @@ def _place(source: ModelSource) -> Path | None:
 
 
 def _tried(name: str, folder: Path) -> Interpreter:
-    """Return the interpreter of an environment. InitError: models cannot be run by it."""
+    """Return the interpreter of an environment. Raises InitError: it cannot run models."""
     file = next((folder / program for program in _PROGRAMS if (folder / program).exists()), None)
     if file is None:
         raise InitError(f"{_about(name, folder)} has no {_PROGRAMS[0]}")
@@ -155,7 +155,7 @@ def _tried(name: str, folder: Path) -> Interpreter:
 
 
 def _look(name: str, folder: Path, interpreter: Interpreter) -> tuple[tuple[int, int], list[str]]:
-    """Return the version of an interpreter, and what it lacks. InitError: it cannot be run."""
+    """Return the version of an interpreter, and its missing packages. Raises InitError."""
     try:
         done = subprocess.run(
             interpreter.bare_command("-c", _LOOK, *_NEEDED),

@@ -1,4 +1,4 @@
-"""Loading the class of a Python model, and the modules beside it, whose names are its own."""
+"""Loads the class of a Python model, and its own modules, whose names are private to it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelCode(msgspec.Struct, frozen=True):
 
     Args:
         file: of the class, in the folder of the version or of its backend.
-        version_folder: of the model, in which its own files are.
+        version_folder: of the model, with its own files.
     """
 
     name: str
@@ -50,7 +50,7 @@ class ModelCode(msgspec.Struct, frozen=True):
 
     @property
     def import_folders(self) -> list[str]:
-        """Folders that have the modules of the class."""
+        """Return the folders with modules of the class."""
         folder = Path(self.file).parent
         is_own = folder == Path(self.version_folder)
         return [str(folder), str(folder.parent)] if is_own else [str(folder)]
@@ -60,17 +60,17 @@ LoadClass = Callable[[ModelCode], Any]
 """Returns the class of a model. InitError: its file has none."""
 
 _folders: set[Path] = set()  # of models
-_on_path: set[str] = set()  # what models that share a process have added to sys.path
-_alone: set[str] = set()  # the folders of a model that has the process to itself
-_spaces: dict[str, _Space] = {}  # by the name of its package
+_on_path: set[str] = set()  # added to sys.path by models that share a process
+_alone: set[str] = set()  # the folders of a model with its own process
+_spaces: dict[str, _Space] = {}  # by package name
 _numbers = itertools.count()
 _lock = (
     threading.RLock()
-)  # the garbage collector ends spaces in any thread, also in one that has it
+)  # the garbage collector ends spaces in any thread, also in one that holds the lock
 
 
 def load_alone(code: ModelCode) -> Any:
-    """Load a model that has the process to itself: its folders are the first of `sys.path`."""
+    """Load a model with its own process: its folders are the first of `sys.path`."""
     folders = code.import_folders
     with _lock:
         _alone.update(folders)
@@ -81,11 +81,11 @@ def load_alone(code: ModelCode) -> Any:
 
 
 class LoadBesideOthers:
-    """A LoadClass of a model that shares its process: its modules are those of a package.
+    """A LoadClass of a model that shares its process: its modules belong to a package.
 
-    When its code imports a module that lies in its folder, it gets that module, at any time and
-    whatever others have imported by this name. Instances share the modules except the model's own.
-    The modules live as long as this object.
+    An import of a module in the model's folder gets that module, at any time, whatever other models
+    have imported by this name. Instances share all modules but the model's own. The modules live as
+    long as this object.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class LoadBesideOthers:
             _open(folders)
             if is_new:
                 utils_module.FOLDERS[package] = code.version_folder
-                # importlib, which knows nothing of packages, finds them there.
+                # importlib finds them there, without the package.
                 more = [folder for folder in folders if folder not in sys.path]
                 _on_path.update(more)
                 sys.path += more
@@ -110,7 +110,7 @@ class LoadBesideOthers:
 
 
 def _end(package: str) -> None:
-    """Forget the modules of a load, and its folders, if no other load has them."""
+    """Forget the modules of a load, and its folders if no other load uses them."""
     with _lock:
         space = _spaces.pop(package)
         utils_module.FOLDERS.pop(package, None)
@@ -121,7 +121,7 @@ def _end(package: str) -> None:
         for folder in unused:
             if folder in _on_path:
                 _on_path.discard(folder)
-                with contextlib.suppress(ValueError):  # somebody else has removed it
+                with contextlib.suppress(ValueError):  # it was removed elsewhere
                     sys.path.remove(folder)
         if space.folders[-1] in unused:
             _forget_finders()
@@ -134,7 +134,7 @@ def _forget_finders() -> None:
 
 
 def _open(folders: list[str]) -> None:
-    """Have no bytecode come from the folders of a model from now on."""
+    """Stop using bytecode from the folders of a model."""
     utils_module.install()
     folder = Path(folders[-1])
     if folder not in _folders:
@@ -142,7 +142,7 @@ def _open(folders: list[str]) -> None:
             sys.path_hooks.insert(0, _finder)
         _folders.add(folder)
         _forget_finders()
-    importlib.invalidate_caches()  # its files may be newer than what was seen there
+    importlib.invalidate_caches()  # its files may be newer than the cache
 
 
 def _class_of(code: ModelCode, full_name: str, folders: list[str] | None = None) -> Any:
@@ -163,7 +163,7 @@ def _class_of(code: ModelCode, full_name: str, folders: list[str] | None = None)
 
 
 class _Loader(SourceLoader):
-    """A loader of the modules of models, which tells them where their imports look."""
+    """A loader that sets the namespace of imports in models' modules."""
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Run the code in the module."""
@@ -174,7 +174,7 @@ class _Loader(SourceLoader):
 
 
 def _finder(path: str) -> PathEntryFinder:
-    """Find modules in a folder of a model: a hook of `sys.path_hooks`."""
+    """Find modules in a folder of a model; a hook of `sys.path_hooks`."""
     if not _is_of_model(Path(path)):
         raise ImportError("no folder of a model")
     return FileFinder(
@@ -190,7 +190,7 @@ def _is_of_model(path: Path) -> bool:
 
 
 class _Space:
-    """The names of the modules of one model among others: those of a package."""
+    """The names of the modules of one model, as members of a package."""
 
     def __init__(self, package: str, folders: list[str]) -> None:
         self.folders = folders
@@ -206,7 +206,7 @@ class _Space:
         fromlist: Any = (),
         level: int = 0,
     ) -> Any:
-        """Import as the statement does, the model's own modules from its package."""
+        """Import as the statement does; the model's own modules come from its package."""
         first = name.partition(".")[0]
         if level or not self._has(first):
             return builtins.__import__(name, globals, locals, fromlist, level)
@@ -219,13 +219,13 @@ class _Space:
     def _has(self, name: str) -> bool:
         if name not in self._is_own:
             spec = PathFinder.find_spec(f"{self._package}.{name}", self.folders)
-            # A folder without __init__.py comes after all others of its name, as Python does it.
+            # As in Python, a folder without __init__.py has the lowest priority.
             is_package = spec is not None and spec.loader is not None
             self._is_own[name] = is_package or (spec is not None and not _is_elsewhere(name))
         return self._is_own[name]
 
 
 def _is_elsewhere(name: str) -> bool:
-    """Return whether a module is found without the folders of models."""
+    """Return whether a module exists outside the folders of models."""
     paths = [path for path in list(sys.path) if not _is_of_model(Path(path))]
     return name in sys.builtin_module_names or PathFinder.find_spec(name, paths) is not None
