@@ -51,6 +51,7 @@ class HttpReader:
     Args:
         peer: who answers, for error texts.
         most_bytes: of a body that is read whole, and of one event.
+        limit: what it is, for error texts.
 
     Attributes:
         body: what of it came and was not taken.
@@ -59,13 +60,14 @@ class HttpReader:
         is_whole: the end of the body came.
     """
 
-    def __init__(self, peer: object, most_bytes: int) -> None:
+    def __init__(self, peer: object, most_bytes: int, limit: str = "max_message_bytes") -> None:
         self.body: bytearray = bytearray()
         self.headers: dict[str, str] = {}
         self.is_behind_head: bool = False
         self.is_whole: bool = False
         self._peer = peer
         self._most_bytes = most_bytes
+        self._limit = limit
         self._parser: Any = httptools.HttpResponseParser(self)
         self._stays: bool = False
         self._head_bytes = 0
@@ -130,7 +132,7 @@ class HttpReader:
         """Raise TooLargeError for a part that is larger than any may be."""
         if len(part) > self._most_bytes:
             raise TooLargeError(
-                f"{self._peer}: an answer is larger than max_message_bytes ({self._most_bytes})"
+                f"{self._peer}: an answer is larger than {self._limit} ({self._most_bytes})"
             )
 
     def _says_length(self) -> bool:

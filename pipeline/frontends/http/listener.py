@@ -17,6 +17,7 @@ from pipeline.frontends.http.connection import HttpConnection
 from pipeline.frontends.http.exchange import Exchange, head_of
 from pipeline.frontends.http.heads import HeadMemory
 from pipeline.frontends.http.logged import LoggedConnection
+from pipeline.frontends.http.receiver import PieceTurns
 from pipeline.frontends.http.routes import CLOSE, JSON, Header, WebResponse, WebStream, error_body
 from pipeline.frontends.listen import BACKLOG, take_last
 from pipeline.system.event_loop import waited
@@ -44,6 +45,7 @@ class HttpListener:
         tasks: the tasks that answer requests.
         keep_alive_s: time between two requests of a client.
         ok_head: the head of an answer in JSON up to its length.
+        piece_turns: where connections wait to read more of a large body.
     """
 
     keep_alive_s: float = _KEEP_ALIVE_S
@@ -68,6 +70,7 @@ class HttpListener:
         self.connections: dict[HttpConnection, None] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.ok_head: bytes = b""
+        self.piece_turns: PieceTurns = PieceTurns()
         self._date: Header = (b"date", b"")
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None

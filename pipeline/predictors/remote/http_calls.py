@@ -39,7 +39,7 @@ from pipeline.proto.http import HttpReader, retry_after_s
 from pipeline.proto.targets import host_and_port
 
 MAX_ANSWER_BYTES = 256 * 2**20
-"""Of one answer, and of one part of a stream."""
+"""Of one answer, and of one part of a stream; no key raises it."""
 
 _LOGGER = logging.getLogger(__name__)
 _RECEIVED_BYTES = 65536
@@ -309,7 +309,8 @@ class HttpCalls:
         except CannotConnectError as error:
             self._failed(index, str(error))
         was_idle = connection.has_answered
-        call = UpstreamCall(self, index, connection, HttpReader(target, MAX_ANSWER_BYTES))
+        reader = HttpReader(target, MAX_ANSWER_BYTES, "a remote model's answer may be")
+        call = UpstreamCall(self, index, connection, reader)
         try:
             request = b"POST %b HTTP/1.1\r\nhost: %b\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
                 (target.path + path).encode(),

@@ -101,6 +101,13 @@ def request(body, *headers, outputs=("y",)):
     return head_of(len(text), len(text) + len(body), *headers) + text + body
 
 
+def start_of(size):
+    """Return a request up to its array, which is to have so many bytes."""
+    data = request(b"").replace(b'"binary_data_size": 0', b'"binary_data_size": %d' % size)
+    text = data.partition(b"\r\n\r\n")[2].replace(b'"shape": [0]', b'"shape": [%d]' % size)
+    return head_of(len(text), len(text) + size) + text
+
+
 def head_of(json_bytes, length, *headers):
     said = [f"Content-Length: {length}"] if length is not None else []
     said += [f"Inference-Header-Content-Length: {json_bytes}", *headers]
@@ -295,7 +302,24 @@ def counted(work):
     return count
 
 
-PIECE = 128 * 1024  # that a turn of the loop reads at most
+PIECE = 128 * 1024  # of a body, that a turn of the loop reads at most
+PIECES = 2
+
+
+def test_in_a_turn_of_the_loop_few_of_many_bodies_are_read():
+    async def ask(door):
+        transports = [door.played() for _ in range(3 * PIECES)]
+        for transport in transports:
+            transport.send(start_of(MIB))
+            transport.protocol.buffer_updated(len(transport.protocol.get_buffer(-1)))
+        transports.pop().leave()
+        for reading in (0, PIECES, 2 * PIECES, 3 * PIECES - 1):
+            assert sum(transport.is_reading for transport in transports) == reading
+            await asyncio.sleep(0)
+        for transport in transports:
+            transport.leave()
+
+    run_with(ask)
 
 
 def test_what_a_turn_of_the_loop_does_does_not_depend_on_the_size():
@@ -306,10 +330,7 @@ def test_what_a_turn_of_the_loop_does_does_not_depend_on_the_size():
         for size in (SIZE, 16 * MIB):
             transport = door.played()
             connection = transport.protocol
-            data = request(b"")
-            data = data.replace(b'"binary_data_size": 0', b'"binary_data_size": %d' % size)
-            text = data.partition(b"\r\n\r\n")[2].replace(b'"shape": [0]', b'"shape": [%d]' % size)
-            start = head_of(len(text), len(text) + size) + text
+            start = start_of(size)
 
             def send(transport=transport, start=start):
                 transport.send(start)

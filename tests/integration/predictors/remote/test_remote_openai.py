@@ -296,7 +296,8 @@ def test_what_is_no_answer_is_told_as_an_error_of_the_server():
 
 def test_an_answer_without_end_is_told_as_an_error_of_the_server(monkeypatch):
     monkeypatch.setattr(http_calls, "MAX_ANSWER_BYTES", 100_000)
-    with played(floods) as (predictor, _), pytest.raises(PredictorError, match="is larger than"):
+    text = r"is larger than a remote model's answer may be \(100000\)"
+    with played(floods) as (predictor, _), pytest.raises(PredictorError, match=text):
         predictor.predict(ASK)
 
 
