@@ -71,16 +71,16 @@ BUDGETS = {
     "gRPC": 2293,
     "the link": 2143,
     "a step of a sequence": 4796,
-    "a Python model alone": 4954,
+    "a Python model alone": 4741,
     "a part of a stream": 990,  # some more, or fewer, as threads take turns
     "a part that goes alone": 1300,
     "a chat": 3470,
     "a part of a chat": 1237,  # at most 1.25 times "a part of a stream"
     "a part of a chat that goes alone": 1540,  # at most 1.25 times "a part that goes alone"
     "a word of 32 callers": 960,  # some more, or fewer, as threads take turns
-    "a Python model in a convoy of 8": 1890,  # fewer where all of them are read in one turn
-    "a Python model in a message of 16": 1113,  # of the server: its worker is a process
-    "a worker's request": 2125,
+    "a Python model in a convoy of 8": 1854,  # fewer where all of them are read in one turn
+    "a Python model in a message of 16": 1106,  # of the server: its worker is a process
+    "a worker's request": 2069,
     "a worker's request, of 8 in a message": 1155,
     "a worker's request, of 8 in a batch": 708,
 }

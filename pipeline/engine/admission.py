@@ -95,12 +95,12 @@ class AdmissionController:
         """Return how many requests are active."""
         return len(self.active) + self.active.extra
 
-    @property
-    def room(self) -> int:
-        """Return how many more requests could become active now."""
+    def room(self, most: int) -> int:
+        """Return how many more requests, up to `most`, could become active now."""
         if self.queued or not self.is_open or (self.is_full is not None and self.is_full()):
             return 0
-        return max(0, self._cap + self._parked() - self.inside)
+        room = self._cap - self.inside
+        return min(most, room if room >= most else max(0, room + self._parked()))
 
     @property
     def is_empty(self) -> bool:

@@ -58,7 +58,7 @@ class ConvoyPath:
         """
         if not self._passes:
             return 0
-        return min(self._admission.room, *(_size_at(node, rows) for node in self._nodes.values()))
+        return self._admission.room(min(_size_at(node, rows) for node in self._nodes.values()))
 
     @property
     def is_idle(self) -> bool:

@@ -278,6 +278,10 @@ class DynamicBatcher:
             return Refusal(refused, QueueLimitError(EXPIRED), Outcome.REJECTED)
         wake = None
         if self._may_begin(load):
+            if len(self._at) == 1 and not self._delay_s:  # as with nearly every convoy
+                (item,) = self._at
+                self._remove(item)
+                return Batch([item])
             draft = self._drafted(load)
             count = len(draft.items) if load.is_full else draft.ripe(now, self._delay_s)
             if count:

@@ -242,6 +242,9 @@ class Unframer:
     def feed(self, data: bytes) -> list[memoryview]:
         """Return the bodies that are complete with `data`."""
         stream: bytes | bytearray = data
+        body_size = len(data) - _LENGTH.size
+        if not self._rest and body_size >= 0 and _LENGTH.unpack_from(data)[0] == body_size:
+            return [memoryview(data)[_LENGTH.size :]]  # as with nearly every message
         if self._rest:
             self._rest += data
             stream = self._rest

@@ -253,7 +253,7 @@ def test_as_many_pass_as_a_batch_has_samples():
         async with World(Adds()) as world:
             assert world.engine.executor.convoys.size(1) == 8
             assert world.engine.executor.convoys.size(3) == 2
-            assert world.engine._admission.room == 256
+            assert world.engine._admission.room(999) == 256
             world.engine._admission.active.extra = 251
             assert world.engine.executor.convoys.size(1) == 5
             world.engine._admission.active.extra = 256
