@@ -85,7 +85,7 @@ def test_each_decision_has_its_form():
     )
 
 
-MOST_WORDS = 81_036
+MOST_WORDS = 80_979
 """In docs/, without the archive and the generated reference; 75,000 is the goal. Only lowered."""
 
 
