@@ -7,7 +7,7 @@ LIGHT := .venv/.ready-demo
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade chat rag agent generate speech ocr check test lint go collected bench gpu docs manifests advice soak chaos attack fuzz interop page clients proto gateway packages cluster clean
+.PHONY: demo cascade chat rag agent generate speech ocr check test lint go collected bench gpu docs manifests advice soak chaos attack fuzz interop suites page clients proto gateway packages cluster clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -123,6 +123,10 @@ interop: $(READY)
 	$(BIN)/python interop/triton/examples.py
 	$(BIN)/python interop/run.py
 	$(BIN)/python interop/h2spec.py
+
+# Triton's own suites: TRITON_SERVER=DIR and TRITON_CLIENT=DIR are checkouts of its server and client. SUITES='L0_http': some of them.
+suites: $(READY) $(GATEWAY)
+	$(BIN)/python -m interop.triton_suites $(TRITON_SERVER) $(TRITON_CLIENT) $(SUITES)
 
 # The pages in a real browser, Debian's chromium, and their pictures for the docs.
 page: $(READY)

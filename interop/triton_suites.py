@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -319,7 +320,11 @@ def run(suite: Suite) -> tuple[list[dict[str, str]], float, str]:
     began = time.monotonic()
     with results.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(
-            [*namespaces, "bash", "-c", inside], env=environment, stdout=log, stderr=log
+            [*namespaces, "bash", "-c", inside],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # scripts that kill 0 mean themselves
         )
         try:
             ended = f"exit status {process.wait(suite.limit_s)}"
@@ -351,16 +356,29 @@ def report(suite: Suite, cases: list[dict[str, str]], seconds: float, ended: str
     return f"| `{suite.name}` | {passed} of {passed + failed} | {others} |"
 
 
+def with_rows(text: str, rows: Mapping[str, str]) -> str:
+    """Return the page with these rows in its generated table; the others stay."""
+    head, table, tail = re.split(r"(?<=<!-- rows -->\n)|(?=<!-- end -->)", text)
+    kept = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
+    kept |= rows
+    heading = "| suite | cases | why not the others |\n|---|---|---|\n"
+    return "".join([head, heading, *(f"{kept[name]}\n" for name in sorted(kept)), tail])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("server", type=Path, help="a checkout of triton-inference-server/server")
     parser.add_argument("client", type=Path, help="a checkout of triton-inference-server/client")
     parser.add_argument("suites", nargs="*", help="names of suites; default: all")
+    parser.add_argument("--write", action="store_true", help=f"write the rows into {TABLE.name}")
     given = parser.parse_args()
     prepare(given.server.resolve(), given.client.resolve())
+    rows = {}
     for suite in SUITES:
         if not given.suites or suite.name in given.suites:
-            report(suite, *run(suite))
+            rows[suite.name] = report(suite, *run(suite))
+    if given.write:
+        TABLE.write_text(with_rows(TABLE.read_text(), rows))
 
 
 if __name__ == "__main__":

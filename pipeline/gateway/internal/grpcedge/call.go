@@ -25,6 +25,7 @@ import (
 const (
 	traceKey     = "traceparent"
 	timeoutKey   = "pipeline-timeout" // when a server has to answer, beside the deadline of the call
+	errorsKey    = "triton_grpc_error" // the first error of a stream of Triton's protocol is its status
 	authorityKey = ":authority"
 	typeKey      = "content-type"
 	forwardedKey = "x-forwarded-for"
@@ -80,7 +81,7 @@ func (s *Server) callOf(stream grpc.ServerStream, method string, said *link.Peer
 	size := 0
 	for name, values := range told {
 		isTold := said.WantsHeaders && name != authorityKey && name != typeKey && reserved.Of(name) != reserved.Proxies && s.mayTell(name)
-		isTold = isTold || name == timeoutKey || (name == traceKey && said.WantsTrace)
+		isTold = isTold || name == timeoutKey || name == errorsKey || (name == traceKey && said.WantsTrace)
 		for _, value := range values {
 			if size += len(name) + len(value); isTold {
 				call.Metadata = link.AppendField(call.Metadata, name, value)

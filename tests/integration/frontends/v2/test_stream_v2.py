@@ -44,7 +44,7 @@ def asking(
 class Stream:
     """A caller's stream; `say` sends a message, `close` says that nothing follows."""
 
-    def __init__(self, server: PipelineServer) -> None:
+    def __init__(self, server: PipelineServer, **metadata: str) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}", options)
         self._said: queue.Queue[Any] = queue.Queue()
@@ -53,7 +53,9 @@ class Stream:
             pb.ModelInferRequest.SerializeToString,
             pb.ModelStreamInferResponse.FromString,
         )
-        self.answers = method(iter(self._said.get, None), timeout=PATIENCE_S)
+        self.answers = method(
+            iter(self._said.get, None), timeout=PATIENCE_S, metadata=tuple(metadata.items())
+        )
 
     def say(self, *messages: pb.ModelInferRequest) -> None:
         for message in messages:
@@ -146,6 +148,16 @@ def test_an_error_in_the_middle_is_behind_the_parts_and_the_stream_goes_on(strea
     assert "broken in the middle" in error[1]
     stream.say(asking(9, request_id="b"))
     assert stream.rest() == [("b", [9], False)]
+
+
+def test_an_error_is_the_status_of_a_stream_whose_client_asks_for_it(server):
+    stream = Stream(server, triton_grpc_error="true")
+    stream.say(asking(5, model="unknown", request_id="a"))
+    with pytest.raises(grpc.RpcError, match="unknown model: 'unknown'") as caught:
+        stream.next()
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    stream.close()
+    stream.channel.close()
 
 
 def test_bad_input_is_an_answer_and_the_stream_goes_on(stream):
