@@ -1,4 +1,4 @@
-"""The cache `local`: answers in the server's memory; those that were used last stay."""
+"""The cache `local`: answers in the server's memory; the least recently used are removed first."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class LocalCache:
         return value
 
     def insert(self, key: bytes, value: bytes) -> None:
-        """Keep a value, in the place of those that were not asked for longest.
+        """Keep a value, in the place of the least recently used ones.
 
-        One that is there already stays: two equal requests were under way at once. Raises
-        CacheError: it is larger than the cache.
+        A key that exists keeps its value: two equal requests ran at once. Raises CacheError: the
+        value is larger than the cache.
         """
         if key in self._values:
             self._values.move_to_end(key)

@@ -14,7 +14,7 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.journal.journal import EngineObservers
 from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.streams.plan import plan_streams
-from pipeline.engine.trips.groups import obstacle, waits_for_nobody
+from pipeline.engine.trips.groups import begins_at_once, obstacle
 from pipeline.engine.worker_api import WorkersBase
 from pipeline.frontends.dashboard.layout import arrows_of
 from pipeline.op import Op, RequestOp, ResponseOp
@@ -82,7 +82,7 @@ def _why(node: OpDispatcher, nodes: Sequence[OpDispatcher], config: DagConfig) -
     if node.channel.is_join:
         return "it waits for Ops that do not run in one pass"
     (other,) = free
-    if waits_for_nobody(node):
+    if begins_at_once(node):
         return f"{other.name} runs in one pass with others"
     return "its requests wait to form a batch"
 

@@ -85,7 +85,7 @@ def _packed(folder: Path) -> bytes:
                 )
             name = path.relative_to(folder).as_posix()
             if not is_text(name):
-                raise ConfigError(f"{folder}: the name of {name!a} is no text in UTF-8")
+                raise ConfigError(f"{folder}: the name of {name!a} is not UTF-8 text")
             info = zipfile.ZipInfo(name, _EPOCH)
             info.external_attr = (path.stat().st_mode & 0o777) << 16
             info.compress_type = zipfile.ZIP_DEFLATED

@@ -104,9 +104,9 @@ class Fleet:
         self._is_over = False
 
     def want(self, release: FleetRelease | None, replicas: int | None) -> None:
-        """Change what is wanted; None: as it is. A release comes in the place of the last one.
+        """Change the wanted state; None: keep a value. A release replaces the last one.
 
-        Raises InitError: it is over, or there is no release that replicas could serve.
+        Raises InitError: the fleet has ended, or there is no release that replicas could serve.
         """
         if self._is_over:
             raise InitError(f"the fleet {self.name!r} ends at this moment: try again")
@@ -131,7 +131,7 @@ class Fleet:
         return release
 
     def end(self) -> bool:
-        """Want nothing any more, for ever; False: it has replicas, or is to have some."""
+        """Stop the fleet permanently; return False if it has replicas, or should have some."""
         self._is_over = not self._wanted.replicas and not self._handles
         return self._is_over
 
@@ -148,11 +148,11 @@ class Fleet:
         )
 
     async def run(self) -> None:
-        """Work on it for ever."""
+        """Adjust the fleet to the wanted state, in a loop."""
         while True:
             try:
                 await self.round()
-            except Exception:  # a bug of ours must not leave the fleet to itself
+            except Exception:  # a defect of this library must not stop the loop
                 _LOGGER.exception("fleet %s: a round failed", self.name)
             await asyncio.sleep(_ROUND_S)
 

@@ -96,7 +96,8 @@ def targets(view: FleetView) -> bytes:
 def metrics(view: FleetView) -> bytes:
     """Return the metrics of all replicas, each series with the label `replica`.
 
-    Who does not answer in time is left out; `pipeline_fleet_replicas` says how many there are.
+    A replica that does not answer in time is left out; `pipeline_fleet_replicas` has the number of
+    all.
     """
     families: dict[str, Metric] = {"pipeline_fleet_replicas": _counts(view)}
     for replica, text in _fetch_all(_reachable(view), "/metrics"):

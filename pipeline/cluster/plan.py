@@ -105,11 +105,11 @@ class Actions(NamedTuple):
 
 
 def plan(wanted: DesiredFleet, replicas: Replicas, failures: Failures, now: float) -> Actions:
-    """Return what is to be done so that a fleet becomes what is wanted, and serves meanwhile.
+    """Return the next actions that bring a fleet to the wanted state without an interruption.
 
-    A new release comes one replica at a time beside the old one, which goes one at a time as the
-    new ones are ready: there are never fewer ready replicas than wanted, but for those that may be
-    missing. Where the new release fails again and again the old one stays.
+    Replicas of a new release start one at a time, and replicas of the old one end as the new ones
+    become ready: the number of ready replicas never falls below the wanted number, except by those
+    already missing. If the new release fails repeatedly the old one stays.
     """
     new = [
         replica for replica in replicas if replica.release == wanted.release and _goes_on(replica)

@@ -256,7 +256,7 @@ class LocalCluster:
             for _ in range(self._nodes - 1):
                 self.cluster.add_node(**self._node)
             self.cluster.wait_for_nodes()
-        except BaseException:  # Ctrl-C, too: no process of it stays
+        except BaseException:  # also for Ctrl-C: no process of it stays
             self._shut_down()
             raise
         return str(self.cluster.address)

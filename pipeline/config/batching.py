@@ -20,8 +20,8 @@ class QueuePolicyConfig(Struct, frozen=True, kw_only=True):
 
     timeout_action: Annotated[
         Literal["reject", "delay"],
-        "What happens to a request that waits too long: reject: it is refused; delay: it moves "
-        "behind all others.",
+        "Action on a request that waits too long: reject: refuse it; delay: move it behind all "
+        "others.",
     ] = "reject"
     default_timeout_microseconds: Annotated[Size, "Maximum wait in the queue, us; 0: no limit."] = 0
     allow_timeout_override: Annotated[
@@ -75,18 +75,18 @@ class DynamicBatchingConfig(Struct, frozen=True, kw_only=True):
 
 
 class SchedulerTraits(Struct, frozen=True, kw_only=True):
-    """Traits of a scheduler, known before there is one: the attribute `traits` of its class.
+    """Traits of a scheduler, known before it is made: the attribute `traits` of its class.
 
-    A class that is derived from one with traits has none of them, unless it says so itself.
+    A derived class does not inherit the traits of its base; it sets its own.
 
     Attributes:
-        reads_section: it reads the Op's `dynamic_batching`, and what callers say beside their data.
-        sees_op: it is made by its class method `for_op(op, options)`, not of the settings alone.
-        lets_pass: a lone request that it would let go at once need not come to it.
-        steps: what it cuts are requests that join the steps of a worker, where they have a seat
-            until it is told that they `leave`; see `streams.iterative`.
-        takes_convoys: requests that came together may be one item; it can be iterated over.
-        shares_messages: ... where each runs by itself: with `batch_size` 1.
+        reads_section: it reads the Op's `dynamic_batching`, and the requests' parameters.
+        sees_op: it is made by its class method `for_op(op, options)`, not from the settings alone.
+        lets_pass: a single request that it would let go at once may skip it.
+        steps: its batches are requests that join the steps of a worker, where each has a seat until
+            `leave` is called for it; see `streams.iterative`.
+        takes_convoys: a convoy may be one item; the scheduler can be iterated over.
+        shares_messages: the same, if each request runs by itself: with `batch_size` 1.
         keeps_places: each sequence has a place of its own in the batches of its worker.
     """
 

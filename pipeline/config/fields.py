@@ -70,10 +70,10 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class OptionsOf:
-    """The field holds the options of what the key `chosen_by` names, by their fields.
+    """The field holds the options of the implementation that the key `chosen_by` names.
 
-    They are keys beside that key, those of its implementation's Struct. Where `built_in`, those
-    of all of ours are keys in any case, as files of the predecessor have them.
+    They are keys next to that key: the fields of the implementation's Struct. With `built_in`, the
+    keys of all built-in implementations are always allowed, as in files of the predecessor.
     """
 
     kind: registry.Kind

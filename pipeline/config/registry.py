@@ -1,13 +1,12 @@
-"""Registry of what config.yml names: engines, client types, worker kinds and other open sets.
+"""Registry of the names in config.yml: engines, client types, worker kinds and other open sets.
 
-Three sources: what is built in, listed here by its place and imported when it is asked for; entry
+Three sources: built-in implementations, listed here by their modules and imported when used; entry
 points of installed distributions, group `pipeline.<kind>`; and `register`, from a script.
 
 The options of an implementation are the fields of a msgspec Struct, its attribute `Options`, each
-`Annotated` with its check and a sentence on what it is for. In config.yml they are keys beside
-the one that names the implementation (`workers: mine`, `batching: mine`, `engine: mine`,
-`client_type: mine`); of those that are named under `filters`, `sinks` and `frontends`, keys of
-the mapping below the name.
+`Annotated` with its check and a sentence of documentation. In config.yml they are keys next to the
+one that names the implementation (`workers: mine`, `batching: mine`, `engine: mine`, `client_type:
+mine`); under `filters`, `sinks` and `frontends` they are keys of the mapping below the name.
 """
 
 from __future__ import annotations

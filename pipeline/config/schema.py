@@ -153,7 +153,7 @@ class LogConfig(Struct, frozen=True, kw_only=True):
 
 
 class ErrorsConfig(Struct, frozen=True, kw_only=True):
-    """`errors`: what callers are told of errors."""
+    """`errors`: the errors that clients get."""
 
     details: Annotated[
         Literal["full", "safe"] | None,
@@ -534,8 +534,8 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
         "Python's thread switch interval, microseconds: a smaller one favours I/O; <= 0: leave it "
         "unchanged.",
     ] = 0.001
-    log: Annotated[LogConfig, "What is logged, and where."] = LogConfig()
-    errors: Annotated[ErrorsConfig, "What callers see of errors."] = ErrorsConfig()
+    log: Annotated[LogConfig, "Log settings: content and destination."] = LogConfig()
+    errors: Annotated[ErrorsConfig, "Errors as clients see them."] = ErrorsConfig()
     dag: Annotated[DagConfig, "Settings for all Ops."] = DagConfig()
     client_shared_memory: Annotated[
         ClientSharedMemory, "Shared memory of clients on this machine."
@@ -543,7 +543,7 @@ class ServiceConfig(Struct, frozen=True, kw_only=True):
     restricted_apis: Annotated[
         RestrictionsConfig, "Parts of the v2 protocol that need a secret header."
     ] = RestrictionsConfig()
-    access: Annotated[AccessConfig, "Who may do what, with edge: gateway."] = AccessConfig()
+    access: Annotated[AccessConfig, "Access rules, with edge: gateway."] = AccessConfig()
     tls: Annotated[TlsConfig, "Certificates of the ports, with edge: gateway."] = TlsConfig()
     metrics: Annotated[MetricsConfig, "Metric families in /metrics."] = MetricsConfig()
     request_traces: Annotated[
@@ -613,9 +613,9 @@ def load_config(
 ) -> ServiceConfig:
     """Read and check a configuration, from a YAML file or from a dict of the same form.
 
-    Raises ConfigError with a line for each mistake: file, line, key, expected, found. What is
-    merely odd, such as an unknown key, is logged and kept in `warnings`. `yml_dict` is not
-    changed. `layers` are laid over it.
+    Raises ConfigError with a line for each mistake: file, line, key, expected, found. Less serious
+    problems, such as an unknown key, are logged and kept in `warnings`. `yml_dict` is not changed.
+    `layers` override it.
     """
     return config_of(*read_layers(ServiceConfig, yml_file, yml_dict, layers))
 
@@ -662,9 +662,9 @@ def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
 
 
 def unheeded_of(config: ServiceConfig, server: ServiceConfig) -> list[str]:
-    """Return a warning if a configuration of which only `op` is heeded differs from the server's.
+    """Return warnings about settings, outside of `op`, in which `theirs` differs from the server's.
 
-    That ports do is no wonder.
+    Different ports are normal and give no warning.
     """
     keys = [
         key

@@ -79,7 +79,7 @@ class ControlValuesConfig(Struct, frozen=True, kw_only=True):
 
 
 class ControlConfig(ControlValuesConfig, frozen=True, kw_only=True):
-    """`op.<name>.sequence.controls`: what `process` is told of a sequence in an array."""
+    """`op.<name>.sequence.controls`: arrays that describe a sequence to `process`."""
 
     name: Annotated[str, "Name of the array in the input of process()."] = ""
     control: Annotated[

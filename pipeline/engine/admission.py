@@ -263,7 +263,7 @@ def judge(request: RequestState, admission: AdmissionController, executor: Route
         OverloadedError: it would wait for too long.
     """
     throughput = admission.throughput = admission.throughput or Throughput()
-    now, error = request.asked_at, None
+    now, error = request.arrived_at, None
     if admission.queued and throughput.is_backed_up:
         throughput.passes(now)
         at_ops = sum(node.waiting for node in executor.nodes.values())

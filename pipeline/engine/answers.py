@@ -26,7 +26,7 @@ _LOGGER = logging.getLogger(__name__)
 _INTERNAL = (InitError, PredictorUnavailableError)  # and all errors with the status 500
 
 
-def told(request: RequestState, error: PipelineError) -> PipelineError:
+def readable_error(request: RequestState, error: PipelineError) -> PipelineError:
     """Return the error that the client may read; an internal error may be replaced.
 
     The log has the replaced error, under the data id that the client reads.
@@ -45,7 +45,7 @@ def told(request: RequestState, error: PipelineError) -> PipelineError:
 
 def withheld(request: RequestState, error: PipelineError, answer: Any) -> Any:
     """Return an answer with this error, or with the error that the client may read."""
-    safe = told(request, error)
+    safe = readable_error(request, error)
     return answer if safe is error else pack_error(ChannelData(request.data_id, error=safe))
 
 
@@ -63,7 +63,7 @@ def channel_data(request: RequestState, payload: Any, error: PipelineError | Non
         request.data_id,
         request.log_id,
         payload,
-        None if error is None else told(request, error),
+        None if error is None else readable_error(request, error),
         as_tensors=request.as_tensors,
         client_need_profile=request.is_profiled,
     )

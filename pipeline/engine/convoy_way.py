@@ -80,7 +80,7 @@ def _size_at(node: OpNode, rows: int) -> int:
 class ConvoyCount(OpFilter):
     """Counts the members of convoys at an Op that batches them, and takes convoys apart."""
 
-    goes_alone: str = "its scheduler batches requests that come together"
+    group_obstacle: str = "its scheduler batches requests that come together"
 
     def __init__(self, node: OpDispatcher) -> None:
         self._node: Any = node  # its scheduler can be iterated over
@@ -104,7 +104,7 @@ class ConvoyCount(OpFilter):
         self._node.load.items -= extra_members(run.items)
         call_next(run)
 
-    def seen(self, state: OpState) -> OpState:
+    def complete_state(self, state: OpState) -> OpState:
         queued = self._node.scheduler
         return msgspec.structs.replace(state, queued=state.queued + extra_members(queued))
 

@@ -58,7 +58,7 @@ class Detours:
         elif len(to) == 1 and to[0] in links.loops:
             self._loop(source, request, links.loops[to[0]], goto.answer)
         else:
-            self._executor.route(source, request, no_such_way(source, to))
+            self._executor.route(source, request, bad_goto(source, to))
 
     def _send_to(
         self,
@@ -194,7 +194,7 @@ def _loops_of(op: Op, nodes: Mapping[Op, OpNode]) -> dict[str, LoopEdge]:
 # Errors ---------------------------------------------------------------------------------------
 
 
-def no_such_way(source: OpNode, to: tuple[str, ...]) -> GraphError:
+def bad_goto(source: OpNode, to: tuple[str, ...]) -> GraphError:
     """Return the error for a Goto to an Op that it cannot lead to."""
     links = source.links
     known = {reader.name for reader in links.successors} | links.loops.keys()

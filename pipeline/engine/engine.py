@@ -71,7 +71,7 @@ from pipeline.predictors.base import ModelMetadata
 from pipeline.proto.pipeline.plain import PlainResponse
 from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.system.startup_log import told_if_any_is_slow
+from pipeline.system.startup_log import log_slow_starts
 
 _LOGGER = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 5.0
@@ -197,7 +197,7 @@ class Engine:
         pools |= {"RequestOp": self._unpacker.workers, "ResponseOp": self._packer.workers}
         try:
             starts = {name: pool.start() for name, pool in pools.items()}
-            await told_if_any_is_slow(starts, self._loop)
+            await log_slow_starts(starts, self._loop)
         except ExceptionGroup as failures:
             failure = failures.exceptions[0]
             self._init_error = str(failure).partition("\n")[0]  # without the traceback

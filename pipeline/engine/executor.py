@@ -308,7 +308,7 @@ class Executor:
             if not request.live:
                 self.fail_unreachable(request)
 
-    def gone(self, item: Item) -> None:
+    def item_done(self, item: Item) -> None:
         """Note that an Op, or a trip, is done with an item, unless the request has ended."""
         request = item.request
         if item.generation != request.generation:  # answered, or started again

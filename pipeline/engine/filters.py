@@ -199,8 +199,8 @@ class Deadline(Filter):
         if self._limit_s is not None and (left_s is None or self._limit_s < left_s):
             left_s = self._limit_s
         if left_s is not None:
-            request.asked_at = self._loop.time()
-            request.deadline = when = request.asked_at + left_s
+            request.arrived_at = self._loop.time()
+            request.deadline = when = request.arrived_at + left_s
             self._judge(request)
             request.deadline_timer = self._loop.call_at(when, self._expire, request)
 

@@ -318,7 +318,7 @@ class Packer(PackRunner):
 
         `packed` takes the response if it is only a part of the answer.
         """
-        if error is None and self.goes_plain(request):
+        if error is None and self.fits_plain(request):
             response = pack_short(payload)  # the common case
             if response is not None:
                 (packed or self._packed)(request, response)
@@ -352,7 +352,7 @@ class Packer(PackRunner):
         """Pass on a request whose answer was packed at the end of a trip."""
         self._complete(request, {}, answer)
 
-    def goes_plain(self, request: RequestState) -> bool:
+    def fits_plain(self, request: RequestState) -> bool:
         """Return whether a PlainResponse fits: the client takes one, and the answer is text."""
         is_plain = self._is_ours and type(request.raw) is PlainRequest and not request.is_profiled
         return is_plain and not response_formats(self._op, request.as_tensors)[1]
@@ -360,7 +360,7 @@ class Packer(PackRunner):
     def _pack_now(self, request: RequestState, data: ChannelData) -> Any:
         """Return the response of our own ResponseOp to an answer that is not large."""
         try:
-            is_plain = data.error is None and self.goes_plain(request)
+            is_plain = data.error is None and self.fits_plain(request)
             plain = pack_plain(data.payload) if is_plain else None
             return plain or self._op.pack_response_package(data)
         # our own pack failed on an answer of some type: tell that client

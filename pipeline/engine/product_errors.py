@@ -18,7 +18,7 @@ from pipeline.errors import (
 _LOGGER = logging.getLogger(__name__)
 
 # the classes that the log has warned about, once each
-_told: WeakSet[type[ProductError]] = WeakSet()
+_warned: WeakSet[type[ProductError]] = WeakSet()
 
 
 def product_error(error: ProductError) -> PipelineError:
@@ -40,8 +40,8 @@ def with_head(error: PipelineError) -> PipelineError:
         error.head = error.head or head_of(error.status, error.headers, *ERROR_STATUSES)
     except Exception as wrong:  # the user's own class may fail in any method
         kind = type(error)
-        if kind not in _told:
-            _told.add(kind)
+        if kind not in _warned:
+            _warned.add(kind)
             text = "%s is answered without its status and headers: %s"
             _LOGGER.warning(text, kind.__name__, described(wrong))
     return error

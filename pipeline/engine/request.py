@@ -207,8 +207,8 @@ class RequestDetours(msgspec.Struct, eq=False):
 class RequestState(msgspec.Struct, eq=False):
     """One request between the frontend and its answer.
 
-    Times in ns are `time.monotonic_ns`, see `engine.journal.REQUEST`; `asked_at` and `deadline` are
-    `time.monotonic`.
+    Times in ns are `time.monotonic_ns`, see `engine.journal.REQUEST`; `arrived_at` and `deadline`
+    are `time.monotonic`.
 
     Attributes:
         timeout_s: the client's own limit.
@@ -248,7 +248,7 @@ class RequestState(msgspec.Struct, eq=False):
     live: int = 0
     rows: int = 1
     as_tensors: bool = False
-    asked_at: float = 0.0
+    arrived_at: float = 0.0
     deadline: float | None = None
     deadline_timer: asyncio.TimerHandle | None = None
     outcome: int = Outcome.OK
@@ -303,7 +303,7 @@ class RequestState(msgspec.Struct, eq=False):
         if error is not None:
             self.sink.fail(with_head(error))
         elif self.head is not None:
-            self.sink.say(self.head)
+            self.sink.take_head(self.head)
         self.sink.end(answer)
 
     def took_part(self, count: int = 1) -> None:
@@ -320,16 +320,16 @@ class RequestState(msgspec.Struct, eq=False):
     def is_late(self, now: float, span_s: float = 0.0) -> bool:
         """Return whether newer requests go before it; see the function `is_late`."""
         deadline = self.deadline
-        return deadline is not None and is_late(now, self.asked_at, deadline, span_s)
+        return deadline is not None and is_late(now, self.arrived_at, deadline, span_s)
 
 
-def is_late(now: float, asked_at: float, deadline: float, span_s: float = 0.0) -> bool:
+def is_late(now: float, arrived_at: float, deadline: float, span_s: float = 0.0) -> bool:
     """Return whether a request has waited so long that all others go before it.
 
     A request that has used half of its time, or has less left than one run of the Op takes
     (`span_s`), would usually miss its deadline, and make all requests behind it miss theirs.
     """
-    return now >= min(asked_at + (deadline - asked_at) * _LATE_SHARE, deadline - span_s)
+    return now >= min(arrived_at + (deadline - arrived_at) * _LATE_SHARE, deadline - span_s)
 
 
 class ResponseSink(Protocol):
@@ -349,7 +349,7 @@ class ResponseSink(Protocol):
     def takes_parts(self) -> bool:
         """Return whether it takes the parts of a stream; otherwise they come as one answer."""
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Take the head that user code gives the answer; `end` follows at once."""
 
     def fail(self, error: PipelineError) -> None:
@@ -393,13 +393,13 @@ class SinkBase:
 
     is_ours: ClassVar[bool] = False
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Ignore the head."""
 
     def fail(self, error: PipelineError) -> None:
         """Take the head of the error."""
         if error.head is not None:
-            self.say(error.head)
+            self.take_head(error.head)
 
 
 class UnarySink(SinkBase):
@@ -440,7 +440,7 @@ class AnswerFuture(UnarySink, asyncio.Future[Any]):
         self.request = None
         self.set_result(answer)
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Keep the head."""
         self.head = head
 

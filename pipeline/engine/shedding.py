@@ -187,7 +187,7 @@ class Shedder:
         where = f" at Op {self._op_name!r}"
         return too_late(TooLateError, throughput, request, now, ahead, where)
 
-    def refusal_here(self, request: RequestState, now: float) -> TooLateError | None:
+    def refusal_on_arrival(self, request: RequestState, now: float) -> TooLateError | None:
         """Return why a request that has come to the Op is refused; None: it is not.
 
         A sequence that has begun continues, because Ops before this one may have made the step.
@@ -228,7 +228,7 @@ def too_late(
     """Return the error for a request with a deadline that comes to a queue; None: it may wait."""
     assert request.deadline is not None, "the caller checks it"
     left_s = request.deadline - now
-    over_s = seconds_over(throughput, now, ahead, left_s, now - request.asked_at)
+    over_s = seconds_over(throughput, now, ahead, left_s, now - request.arrived_at)
     if over_s is None:
         return None
     return kind(

@@ -53,7 +53,7 @@ class StoredInputs:
             self._dispatch_now(request, payload)
             return
         future = self._pool.submit(self._fetch, request, references)
-        future.add_done_callback(partial(self._told, request, payload))
+        future.add_done_callback(partial(self._on_fetched, request, payload))
 
     def _fetch(self, request: RequestState, references: Mapping[str, str]) -> dict[str, Any]:
         """Return the arrays; in a thread. Stops if the request has ended meanwhile.
@@ -69,7 +69,7 @@ class StoredInputs:
             left = max(0, left - array.nbytes)
         return arrays
 
-    def _told(
+    def _on_fetched(
         self, request: RequestState, payload: dict[str, Any], future: Future[dict[str, Any]]
     ) -> None:
         if not self._loop.is_closed():

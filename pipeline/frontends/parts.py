@@ -42,7 +42,7 @@ class PartsReader(StreamSink):
         """Begin the request. Raises what `Engine.begin` does."""
         self._request = cast(StreamHandle, begin(raw, timeout_s, target, self))
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Note the head that user code set."""
         self.head = head
 

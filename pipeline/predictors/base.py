@@ -338,7 +338,8 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-# What is told of a model that is loaded ---------------------------------------------------------
+# Log lines about a loaded model
+# --------------------------------------------------------------------
 
 
 class MemoryUse(msgspec.Struct, frozen=True, array_like=True):

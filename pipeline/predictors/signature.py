@@ -109,13 +109,13 @@ class ModelSignature:
     def feed(self, feed: Any, batch: bool = True) -> dict[str, np.ndarray]:
         """Return the arrays to run on, in the model's dtypes; `feed` itself does not change.
 
-        Numbers are cast within their kind or to a wider kind (int to float, not float to int);
-        text becomes an object array of str; numbers and lists, as JSON has them, become arrays.
-        With `batch` False each array gets a first axis.
+        Numbers are cast within their kind or to a wider kind (int to float, not float to int); text
+        becomes an object array of str; numbers and lists, as in JSON, become arrays. With `batch`
+        False each array gets a first axis.
 
         Raises:
             InputError: a name is missing, or a dtype, value or shape does not fit.
-            PayloadTypeError: `feed` is no dict, or a value is no array and cannot become one.
+            PayloadTypeError: `feed` is not a dict, or a value cannot become an array.
         """
         if feed.__class__ is not dict:
             feed = only_feed(self.model, feed)
@@ -244,11 +244,11 @@ class ModelSignature:
 
 
 def only_feed(model: str, feed: Any) -> Mapping[str, Any]:
-    """Return the dict that `predict` is fed: `feed` itself, or the one in it as a list.
+    """Return the dict that `predict` is fed: `feed` itself, or the one dict in a list.
 
     Raises:
         InputError: it is a list of another length.
-        PayloadTypeError: it is no dict.
+        PayloadTypeError: it is not a dict.
     """
     if isinstance(feed, (list, tuple)):
         if len(feed) != 1:

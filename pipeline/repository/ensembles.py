@@ -142,9 +142,9 @@ class EnsembleStep:
 
     def info(self, item: Item) -> RequestInfo:
         """Return what the caller of the ensemble says, and which outputs are needed here."""
-        return self.told(item.request.info)
+        return self.model_info(item.request.info)
 
-    def told(self, info: RequestInfo) -> RequestInfo:
+    def model_info(self, info: RequestInfo) -> RequestInfo:
         """Return the same, of what the caller says."""
         if info is NO_INFO:
             return self._plain_info

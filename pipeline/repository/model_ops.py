@@ -106,13 +106,13 @@ class AskedModel:
 
     def info(self, item: Item) -> RequestInfo:
         """Return what the caller says, and which outputs are needed."""
-        return self.told(item.request.info)
+        return self.model_info(item.request.info)
 
     def convoy_size(self, rows: int) -> int:
         """Return that requests come one by one."""
         return 0
 
-    def told(self, info: RequestInfo) -> RequestInfo:
+    def model_info(self, info: RequestInfo) -> RequestInfo:
         """Return the same, of what the caller says."""
         if info is NO_INFO:
             return self._info

@@ -23,7 +23,7 @@ from pipeline.observe.logs.setup import open_logs, open_otel_logs
 from pipeline.observe.logs.terminal import TOLD
 from pipeline.runtime.model_services import ModelServices
 from pipeline.runtime.predictor_loader import PredictorLoader
-from pipeline.system.startup_log import told_if_slow
+from pipeline.system.startup_log import log_if_slow
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class Runtime(ABC):
         ingress_ready = self._exposure.ingress.start()
         if self._sidecar is not None:
             loop = asyncio.get_running_loop()
-            await told_if_slow("model services", self._sidecar.start(), loop)
+            await log_if_slow("model services", self._sidecar.start(), loop)
         return ingress_ready
 
 

@@ -108,7 +108,7 @@ class ObservabilityStack:
         self._hooks = SinkHooks()
         self._request_log: RequestLog | None = None
         self._on_snapshot: Callable[[bytes], object] | None = None
-        self._told_flushes = 0
+        self._reported_flushes = 0
         self._families: Callable[[], list[MetricSamples]] = list
         self.journal: Journal = Journal([])
 
@@ -179,7 +179,7 @@ class ObservabilityStack:
 
     def on_snapshot(self, tell: Callable[[bytes], object]) -> None:
         """Have the Snapshot told now, and whenever something happened."""
-        self._on_snapshot, self._told_flushes = tell, -1
+        self._on_snapshot, self._reported_flushes = tell, -1
         self._tell_snapshot()
 
     def add_families(self, families: Callable[[], list[MetricSamples]]) -> None:
@@ -187,8 +187,8 @@ class ObservabilityStack:
         self._families = families
 
     def _tell_snapshot(self) -> None:
-        if self._on_snapshot is not None and self._told_flushes != self.journal.flushes:
-            self._told_flushes = self.journal.flushes
+        if self._on_snapshot is not None and self._reported_flushes != self.journal.flushes:
+            self._reported_flushes = self.journal.flushes
             self._on_snapshot(msgspec.msgpack.encode(self.snapshot()))
 
     def _every(self, name: str, interval_s: float, action: Callable[[], None]) -> None:

@@ -32,11 +32,11 @@ class ModelServiceAddress:
 
 @dataclass(frozen=True, slots=True)
 class PredictorLoader:
-    """A loader that sets `op.client`; called where the Op's workers run, maybe another process.
+    """Sets `op.client`; called where the Op's workers run, maybe in another process.
 
-    Relative paths are looked up in `base_dir` first, then where we run. `services` are those that
-    this server has started, by the Op's name. `load` is for the worker of a number. What is `given`
-    for an Op stands in the place of its model.
+    Relative paths are looked up in `base_dir` first, then in the working directory. `services` are
+    the model services that this server has started, by the Op's name. `load` is for the worker with
+    a number. A predictor in `given` replaces an Op's model.
     """
 
     base_dir: Path

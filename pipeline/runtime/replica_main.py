@@ -27,11 +27,12 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class ReplicaCommand(msgspec.Struct, array_like=True):
-    """A command to a replica: whether the whole is ready, to stop, to answer the rest at once.
+    """A command to a replica: whether all replicas are ready, to stop, or to answer the rest at
+    once.
 
-    Before it stops it is told that it `drains`, which is to say not ready and to serve on, and that
-    it `closes`: from then on requests come through the ingress only.
-    Or one of these alone: a `question` of one of the replicas, the `reply` to one of its own.
+    Before it stops it gets `drains`: report "not ready" and continue to serve; and `closes`: from
+    then on requests come only through the ingress. Or one of these alone: a `question` of one of
+    the replicas, the `reply` to its own question.
     """
 
     is_ready: bool = False

@@ -86,8 +86,7 @@ class ServiceControl(RepositoryControl, Protocol):
 
 
 MakeControl = Callable[[ModelRegistry, Callable[[bool], None], Share], ServiceControl]
-"""Makes it of the registry that it fills, what is told when an engine is ready, or not, and the
-what all models have in common."""
+"""Makes a control of models from the registry, the readiness callback and shared services."""
 
 
 class Service(Runtime):

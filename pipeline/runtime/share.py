@@ -59,7 +59,7 @@ class EarlierCounters:
 
 
 def _models(key: str, snapshot: Snapshot) -> list[tuple[Version, ModelCounters]]:
-    """Return what is a model to those who ask: a graph of a repository has one."""
+    """Return the model that clients can name: a graph of a repository has one."""
     return [((key, entry.version), entry) for entry in snapshot.models if entry.version]
 
 

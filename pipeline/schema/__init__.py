@@ -6,7 +6,7 @@ import msgspec
 
 
 class Schema(msgspec.Struct):
-    """Base of the types that requests and answers have: its fields are their keys.
+    """Base of the types of requests and answers: its fields are their keys.
 
         class Ask(pipeline.Schema):
             words: str
@@ -14,9 +14,9 @@ class Schema(msgspec.Struct):
 
         RequestOp(schema=Ask)
 
-    It is a msgspec.Struct, with all options of one: `forbid_unknown_fields=True` refuses keys
-    that are none of its fields, `rename="camel"` gives callers other names. A TypedDict, a
-    dataclass, a msgspec.Struct and a model of pydantic do as well.
+    It is a msgspec.Struct, with all of its options: `forbid_unknown_fields=True` refuses keys that
+    are not fields, `rename="camel"` gives clients other names. A TypedDict, a dataclass, a
+    msgspec.Struct and a model of pydantic work as well.
     """
 
 

@@ -22,7 +22,7 @@ from pipeline.schema.kinds import REFERENCE, found_name, within
 
 Array = npt.NDArray[Any]
 Rule = Callable[[Any], Any]
-"""What makes of a value that which the Op gets; a ValueError has the path behind INNER."""
+"""Converts a value to the form that the Op gets; a ValueError has the path after INNER."""
 
 _NUMBERS = "biuf"
 _BEYOND_INT64 = 2.0**63
@@ -30,7 +30,7 @@ _ARRAY_TYPES: Any = (np.ndarray,)
 
 
 def is_array_type(kind: Any) -> bool:
-    """Return whether an annotation is numpy's array, of whatever dtype."""
+    """Return whether an annotation is numpy's array, of any dtype."""
     return (get_origin(kind) or kind) in _ARRAY_TYPES
 
 
@@ -57,9 +57,9 @@ def made_array(kind: Any, value: Any) -> Any:
 
 @lru_cache(256)
 def _wanted(kind: Any) -> np.dtype[Any] | None:
-    """Return the dtype that a type says. Raises NotImplementedError: it is no array's."""
+    """Return the dtype of a type. Raises NotImplementedError: it is not an array's."""
     if not is_array_type(kind):
-        raise NotImplementedError(f"{kind} is no type of a schema")
+        raise NotImplementedError(f"{kind} is not supported in a schema")
     return dtype_of(kind)
 
 
@@ -272,7 +272,7 @@ _KINDS = {"b": "boolean", "i": "integer", "u": "integer", "f": "number"}
 
 
 def components_of(schema: Any, kind: inspect.Type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema of a type, and those that it refers to, by name."""
+    """Return the JSON schema of a type, and those of the types that it refers to, by name."""
     (root,), components = msgspec.json.schema_components(
         [schema], schema_hook=_array_schema, ref_template=REFERENCE + "{name}"
     )
@@ -294,7 +294,7 @@ def _without_false(value: Any) -> Any:
 
 def _array_schema(kind: Any) -> dict[str, Any]:
     if not is_array_type(kind):
-        raise NotImplementedError(f"{kind} is no type of a schema")
+        raise NotImplementedError(f"{kind} is not supported in a schema")
     return {"type": "array", "items": _items(dtype_of(kind)), "description": "nested lists"}
 
 

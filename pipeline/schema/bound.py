@@ -62,7 +62,7 @@ class BoundSchema(Protocol):
         """Return an answer with what its schema fills in; raises PayloadTypeError."""
 
     def json_schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return its JSON schema, and those that this refers to, by name."""
+        """Return its JSON schema, and the schemas that it refers to, by name."""
 
 
 class _Field(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class MsgspecSchema:
     """BoundSchema of a Struct, a TypedDict or a dataclass.
 
     Raises:
-        ConfigError: it is none of these, or has a type that nothing is known of.
+        ConfigError: it is another type, or has an unsupported type in it.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -105,7 +105,7 @@ class MsgspecSchema:
         kinds = list(within(self._kind))
         for kind in kinds:
             if isinstance(kind, inspect.CustomType) and not is_array(kind):
-                raise ConfigError(f"schema {self.name}: {kind.cls} is no type of a schema")
+                raise ConfigError(f"schema {self.name}: {kind.cls} is not supported in a schema")
         self.is_quick: bool = not any(
             hasattr(getattr(kind, "cls", None), "__post_init__") for kind in kinds
         )
@@ -247,20 +247,20 @@ def _of_text(field: _Field, text: str) -> Any:
     except (msgspec.DecodeError, PackageError, RecursionError) as error:
         what = one_line(str(error))
         raise PackageError(
-            f"{field.key}: expected {field.expected}, found str that is none: {what}"
+            f"{field.key}: expected {field.expected}, found the text {what}"
         ) from None
 
 
 def _no_schema(schema: Any) -> ConfigError:
     return ConfigError(
-        f"schema {one_line(repr(schema))} is no type of a request or an answer: write a class "
+        f"schema {one_line(repr(schema))} is not a type for a request or an answer: write a class "
         "derived from pipeline.Schema, a TypedDict, a dataclass, a msgspec.Struct or a model of "
         "pydantic"
     )
 
 
 def bind(schema: Any) -> BoundSchema:
-    """Return what checks values by a schema. Raises ConfigError: it is none."""
+    """Return the checker of a schema. Raises ConfigError: it is not a schema."""
     if is_model(schema):
         return ModelSchema(schema)
     if not isinstance(schema, type):
@@ -332,7 +332,7 @@ def _names(model: Any) -> list[str]:
 
 
 def _refused(name: str, error: Exception, kind: type[PipelineError], before: str) -> PipelineError:
-    """Return pydantic's first complaint in our words; of what is none, what it says."""
+    """Return pydantic's first error in our form; the text of an error of another type."""
     errors = getattr(error, "errors", None)
     faults: Sequence[Any] = errors() if callable(errors) else ()
     if not faults:

@@ -27,7 +27,7 @@ Again = Callable[[Any], str]
 """What msgspec says of a value; "" if it fits."""
 
 INNER = "\x00"
-"""Stands in the text of an error of ours before the path within the value that it is about."""
+"""Separates, in the text of an error, the path within the value from the message."""
 
 _PLACE = re.compile(r"^(?P<said>.*?) - at `(?:(?P<key>key)` in `)?(?P<path>\$.*)`$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
@@ -138,7 +138,7 @@ def _keys_of(kind: inspect.Type | None) -> str:
 
 
 def failed(name: str, error: Exception) -> PipelineError:
-    """Return what is told where a schema's own code fails, or a value is nested too deeply."""
+    """Return the error if a schema's own code fails, or a value is nested too deeply."""
     if isinstance(error, RecursionError):
         return PackageError(f"a value is nested too deeply for schema {name}")
     _LOGGER.error("schema %s failed", name, exc_info=error)

@@ -46,7 +46,7 @@ _LOGGER = logging.getLogger("pipeline")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code. What is wrong is one line on stderr."""
+    """Serve until SIGTERM or SIGINT; return the exit code. An error is one line on stderr."""
     try:
         serve(read_arguments(arguments))
     except PipelineError as error:

@@ -50,11 +50,11 @@ _REFUSED = {
 class ServeSettings:
     """The model to serve, and the ports.
 
-    `config` is what a config.yml would hold. `fd` is an inherited socket to listen on in place of
-    `host` and `port`; `parent_fd` one whose other end is told when the service is ready, and
-    whose end is the end of the service. `dynamic_shapes` is an Op's `dynamic_shape_info`.
-    `client_conf` is the folder in which to write what clients have to know. `notes` say what was
-    given and changes nothing.
+    `config` is the content of a config.yml. `fd` is an inherited socket to listen on, instead of
+    `host` and `port`; `parent_fd` a socket whose other end is notified when the service is ready,
+    and whose end is the end of the service. `dynamic_shapes` is an Op's `dynamic_shape_info`.
+    `client_conf` is the folder for the files that clients need. `notes` name arguments that have no
+    effect.
     """
 
     model: Path

@@ -45,15 +45,15 @@ _CODE_OF: Mapping[type[PipelineError], int] = {
 
 
 class BaiduStdConnection(asyncio.Protocol):
-    """One peer, whose calls `answer` answers.
+    """One peer; `answer` answers its calls.
 
-    Bytes that are no baidu_std end the connection; a peer that shuts its sending side has left, as
-    brpc sees it, and its calls are cancelled. Neither its calls nor the answers that it does not
-    take grow without bounds: it is not read from as long as there is too much of either.
+    Bytes that are not baidu_std end the connection; a peer that shuts its sending side has left, as
+    in brpc, and its calls are cancelled. Neither its calls nor the answers that it does not read
+    grow without bounds: the peer is not read from while there is too much of either.
 
     Args:
         max_bytes: of a frame.
-        register: where it is while it is open.
+        register: contains the connection while it is open.
         offload: where large messages are copied; its owner stops it.
 
     Attributes:
@@ -85,7 +85,8 @@ class BaiduStdConnection(asyncio.Protocol):
     # What the event loop calls --------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        # uvloop's transports are not subclasses
+        self.transport = cast(asyncio.Transport, transport)
         self._loop = asyncio.get_running_loop()
         self.lost = self._loop.create_future()
         self._register.add(self)
@@ -147,7 +148,7 @@ class BaiduStdConnection(asyncio.Protocol):
             code = _CODE_OF.get(type(error), BrpcCode.INTERNAL)
             prefix = "InferService inference failed! " if code == MODEL_FAILED else ""
             self._refuse(meta, code, f"{prefix}{error}")
-        except Exception as error:  # a bug of ours: that caller is told
+        except Exception as error:  # a defect of this library: that client gets the error
             _LOGGER.exception("%s failed", request.method_name, exc_info=error)
             self._refuse(meta, BrpcCode.INTERNAL, "internal error of the server")
         finally:

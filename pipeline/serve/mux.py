@@ -26,12 +26,12 @@ class OnePortFrontend:
     """The general model service in three protocols at `listener`.
 
     Args:
-        answer: answers a call, whichever way it came.
+        answer: answers a call of any protocol.
         listener: a bound socket, which is closed here.
         max_bytes: limit of a message.
-        grpc_path: of the Unix socket to which connections that speak HTTP/2 are relayed.
-        http_path: of the one for those that speak HTTP/1.
-        read_timeout_s: for a peer to say what it speaks.
+        grpc_path: of the Unix socket to which HTTP/2 connections are relayed.
+        http_path: of the Unix socket for HTTP/1 connections.
+        read_timeout_s: for the first bytes of a peer, which show its protocol.
         offload: where large messages are copied; its owner stops it.
     """
 
@@ -72,13 +72,13 @@ class OnePortFrontend:
         )
 
     async def set_ready(self, ready: bool) -> None:
-        """Do nothing: the frontends behind this one answer those who ask."""
+        """Do nothing: the frontends after this one report readiness."""
 
     async def drain(self) -> None:
         """Do nothing: there is no way to send callers of brpc away."""
 
     async def close(self, grace_s: float) -> None:
-        """Stop accepting connections; calls on those that there are go on."""
+        """Stop accepting connections; calls on open connections continue."""
         if self._server is not None:
             self._server.close()
         self._listener.close()
@@ -161,7 +161,8 @@ class _FirstBytes(asyncio.Protocol):
         self._said = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        # uvloop's transports are not subclasses
+        self.transport = cast(asyncio.Transport, transport)
         self._register.add(self)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._read_timeout_s, self.transport.abort)
@@ -194,7 +195,8 @@ class _ProxyEnd(asyncio.Protocol):
         self.other = other
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        # uvloop's transports are not subclasses
+        self.transport = cast(asyncio.Transport, transport)
         self._register.add(self)
 
     def data_received(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Ops that answer the general model service's requests with one model, and how they are asked."""
+"""Ops that answer the general model service's requests with one model, and its calls."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def grpc_service(answer: Answer) -> GrpcService:
 def log_id_of(message: bytes) -> int:
     """Return `Request.log_id` of an encoded request, without decoding its tensors.
 
-    0 if there is none, or if it is no request: whoever decodes it will say so.
+    Returns 0 if there is none, or if it is not a request: the decoder reports that later.
     """
     log_id = at = 0
     try:
@@ -103,7 +103,7 @@ def log_id_of(message: bytes) -> int:
 
 
 class CallOp(RequestOp):
-    """A RequestOp that passes the call on as it is, for a worker to read."""
+    """A RequestOp that passes the call on unchanged, for a worker to read."""
 
     pipeline_is_quick = True
 
@@ -230,12 +230,12 @@ class ModelOp(Op):
 
 
 def _refused(text: str, code: ErrorCode = ErrorCode.INPUT_PARAMS_ERROR) -> ProductError:
-    """Return the error of a call, in words that its caller gets as they are."""
+    """Return the error of a call, with a text that the client gets unchanged."""
     return ProductError(code, text)
 
 
 def _names(variables: tuple[Var, ...], names: list[str]) -> dict[str, str]:
-    """Return the names of inputs or outputs by all that callers may say: the model's, aliases."""
+    """Return the inputs or outputs by the names that clients may use: the model's, aliases."""
     known = {name: name for name in names}
     matches = 0
     for var in variables:

@@ -85,13 +85,13 @@ def fetched(store: InputStore, name: str, reference: str, max_bytes: int) -> np.
     """Return the array that the input `name` refers to.
 
     Raises:
-        PackageError: it is no reference, there is nothing there, or no array.
+        PackageError: it is not a reference, or the store has nothing there, or not an array.
         TooLargeError: it has more than `max_bytes`.
         PredictorUnavailableError: the store cannot be reached.
     """
     key = reference.removeprefix(REFERENCE)
     if not _NAME.fullmatch(key):
-        raise PackageError(f"{name}: {reference[:80]!r} is no reference to a store")
+        raise PackageError(f"{name}: {reference[:80]!r} is not a reference to a store")
     data = store.get(KEY + key, max_bytes)
     if data is None:
         raise PackageError(f"{name}: its data is not in the store, or not any more: send it again")
@@ -100,4 +100,4 @@ def fetched(store: InputStore, name: str, reference: str, max_bytes: int) -> np.
             raise ValueError("it does not begin as .npy does")
         return npy_to_array(data)
     except ValueError as error:
-        raise PackageError(f"{name}: what is in the store is no array: {error}") from error
+        raise PackageError(f"{name}: the value in the store is not an array: {error}") from error

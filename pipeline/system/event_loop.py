@@ -130,9 +130,9 @@ def log_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 
 
 async def end_tasks() -> None:
-    """Cancel all other tasks of this loop; those that do not end in time are left behind.
+    """Cancel all other tasks of this loop; tasks that do not end in time are left behind.
 
-    They are user code's as a rule. Who closes a loop waits for its tasks without a limit.
+    They are usually user code's. Closing a loop would wait for its tasks without a limit.
     """
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:

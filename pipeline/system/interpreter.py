@@ -12,8 +12,9 @@ import msgspec
 
 _ACTIVATED = 'command=("$@"); set --; source "$0" && exec "${command[@]}"'  # it sees no arguments
 _HOME = "PYTHONHOME"  # of the server's interpreter
-# What we need of others is the server's, also where the environment has it: but for numpy, which
-# users' code shares with us. What the environment lacks is the server's, too.
+# Packages that this library needs come from the server, also if the environment has them; except
+# numpy, which users' code shares with us. Packages that the environment lacks also come from the
+# server.
 _LENT = """
 import sys
 own, ours = [*filter(None, sys.path)], sys.argv[1].split("\\n")
@@ -41,9 +42,10 @@ class Interpreter(msgspec.Struct, frozen=True):
 
     Args:
         file: its path.
-        activation: script for bash that is run before it; "": none.
-        is_like_ours: it is of the same version, so that packages of the server fit it: it is lent
-            what its environment lacks. Else it has all that this library needs itself.
+        activation: bash script that is run before it; "": none.
+        is_like_ours: it has the server's Python version, so it can use the server's packages where
+            its own environment lacks them. Otherwise its environment must have every package that
+            this library needs.
     """
 
     file: str

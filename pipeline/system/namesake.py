@@ -17,9 +17,9 @@ def namesake_in(folder: str | Path) -> Path | None:
 
 
 def refuse_name(name: str) -> None:
-    """Raise ImportError if `name`, which is not the library's, may be that of a namesake's.
+    """Raise ImportError if `name`, which this library lacks, may be meant for another `pipeline`.
 
-    Who asks for a name that is nowhere gets Python's own error.
+    For a name that exists nowhere Python's own error is raised.
     """
     is_ours = (_OURS / name).is_dir() or (_OURS / f"{name}.py").exists()
     if is_ours or name.startswith("__"):  # tools look for these in any module

@@ -1,6 +1,6 @@
-"""Processes of this machine, as Linux tells of them, and those that user code starts.
+"""Processes of this machine, read from Linux, and the processes that user code starts.
 
-Signals to these are theirs, and they end when this process does.
+The latter handle signals themselves, and end when this process does.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def handlers_now(numbers: Iterable[int]) -> dict[int, Handler]:
 
 
 class _Inheritance:
-    """Handlers over a fork: a child is given those that were there before ours.
+    """Signal handlers over a fork: a child gets the handlers from before ours.
 
     A child would inherit ours, which do nothing, and the file by which a signal wakes our event
-    loop: its SIGTERM would be read here as our own, and it would go on.
+    loop: its SIGTERM would be taken for this process's, and the child would continue.
     """
 
     def __init__(self) -> None:
@@ -121,13 +121,13 @@ class StartedChildren:
         self._finalizers = set(_finalizers())
 
     def end(self, patience_s: float = PATIENCE_S, besides: Iterable[int] = ()) -> None:
-        """End them: by what multiprocessing does at exit, by SIGTERM, and by SIGKILL.
+        """End them: with multiprocessing's functions, then SIGTERM, then SIGKILL.
 
-        They are not reaped: whoever has started them may wait for them.
+        They are not reaped, because the code that started them may wait for them.
 
         Args:
-            patience_s: what they get after SIGTERM.
-            besides: children to leave alone, with theirs.
+            patience_s: time after SIGTERM.
+            besides: children to leave alone, with their descendants.
         """
         self._finalize()
         spared = self._before.union(besides)
@@ -154,7 +154,7 @@ class StartedChildren:
         thread.start()
         thread.join(_FINALIZERS_S)
         if thread.is_alive():
-            atexit.unregister(sys.modules[_MULTIPROCESSING]._exit_function)  # it would wait, too
+            atexit.unregister(sys.modules[_MULTIPROCESSING]._exit_function)  # it would also wait
 
 
 def _finalizers() -> dict[Any, Callable[[], object]]:
@@ -228,7 +228,7 @@ _LISTEN = "0A"
 
 
 def is_shared_with_strangers(port: int, session: int) -> bool:
-    """Return whether processes outside of a session listen at a port, too."""
+    """Return whether processes outside of a session also listen at a port."""
     return not _listening(port) <= _sockets_of(session)
 
 

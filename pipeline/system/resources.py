@@ -60,17 +60,16 @@ _WHO_ASKS = "[madvise]"
 
 
 def run_on_huge_pages() -> None:
-    """Run this program anew with glibc's large blocks on huge pages, unless it does already.
+    """Restart this program with glibc's large blocks on huge pages, unless it has them already.
 
-    For programs from which large models come and go: a session of onnxruntime gives its memory
-    back while all other Python code waits, which takes 5 to 25 ms for 100 MiB of small pages and
-    0.5 to 2 ms for huge ones; loading is quicker, too. glibc reads the setting when a process
-    starts, hence the second one, which keeps the number of the first. Does nothing where there is
-    another C library, where nobody or everybody gets such pages, or if the environment has
-    settings of the user's own.
+    For programs that load and unload large models: a session of onnxruntime frees its memory while
+    all other Python code waits, which takes 5 to 25 ms for 100 MiB of small pages and 0.5 to 2 ms
+    for huge ones; loading is also faster. glibc reads the setting when a process starts, hence the
+    restart, which keeps the process's number. Does nothing with another C library, if the kernel
+    gives such pages to no process or to all, or if the environment has settings of the user.
     """
     if os.environ.get(_TUNABLES) == _HUGE_PAGES:
-        del os.environ[_TUNABLES]  # it holds for this process, and those that are forked from it
+        del os.environ[_TUNABLES]  # for this process, and its forks
         return
     if any(name in os.environ for name in _USERS) or not sys.executable:
         return

@@ -14,7 +14,7 @@ from pipeline.system.namesake import namesake_in
 
 
 class ScriptNotFoundError(Exception):
-    """There is no such script or module; the text says why."""
+    """The script or module does not exist; the text says why."""
 
 
 def check_script(path: str) -> None:

@@ -12,7 +12,7 @@ VARIABLE = "NOTIFY_SOCKET"
 
 
 class ServiceManager:
-    """A manager that may be there, such as systemd with `Type=notify`; it is told, never asked."""
+    """A service manager, such as systemd with `Type=notify`; it gets messages and sends none."""
 
     def __init__(self, address: str | None) -> None:
         self._address = address
@@ -26,7 +26,7 @@ class ServiceManager:
         return cls(environ.pop(VARIABLE, None))
 
     def tell(self, **lines: object) -> None:
-        """Send `NAME=value` lines, if there is somebody; one who does not listen is no error."""
+        """Send `NAME=value` lines, if there is a manager; ignore one that does not listen."""
         if not self._address:
             return
         text = "\n".join(f"{name}={value}" for name, value in lines.items())

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 STARTUP = "pipeline.startup"
-"""The logger of these lines, which whoever started the server is shown."""
+"""The logger of the lines that are shown to the user who starts the server."""
 
 _LOGGER = logging.getLogger(STARTUP)
 PATIENCE_S = 1.0
@@ -21,7 +21,7 @@ _ENDED = re.compile(r"(.*): (?:ready|not ready) after ")
 T = TypeVar("T")
 
 
-async def told_if_slow(who: str, work: Awaitable[T], loop: asyncio.AbstractEventLoop) -> T:
+async def log_if_slow(who: str, work: Awaitable[T], loop: asyncio.AbstractEventLoop) -> T:
     """Await `work`; say that `who` is loading, and when that is done, if it takes over a second."""
     began, since = loop.time(), time.strftime("%H:%M:%S")
 
@@ -41,7 +41,7 @@ async def told_if_slow(who: str, work: Awaitable[T], loop: asyncio.AbstractEvent
     return result
 
 
-async def told_if_any_is_slow(
+async def log_slow_starts(
     works: Mapping[str, Awaitable[object]], loop: asyncio.AbstractEventLoop
 ) -> None:
     """Await all works, by who does them; say it of each that takes over a second.

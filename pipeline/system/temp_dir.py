@@ -13,11 +13,11 @@ from pipeline.errors import InitError
 
 
 class TempDir:
-    """A folder among the system's temporary ones, which nobody else on the machine can enter.
+    """A folder in the system's temporary folder that no other user of the machine can enter.
 
-    Those are cleared of what is old on many systems, and processes that are started anew use this
-    one after weeks: systemd-tmpfiles leaves alone what is in a folder that is locked. An error
-    names who needs it, `whose`.
+    It is locked, because many systems delete old temporary files, and a process that is restarted
+    needs this folder even after weeks: systemd-tmpfiles skips locked folders. Errors name the
+    user of the folder, `whose`.
     """
 
     def __init__(self, whose: str) -> None:

@@ -39,25 +39,25 @@ from pipeline.web_service import WebService
 
 
 class TestClient:
-    """A client of a server that runs in this process as long as the `with` block does.
+    """A client of a server that runs in this process during the `with` block.
 
-    The server is the real one, with its graph, workers and doors, on free ports of this machine.
-    Other than in production: one process answers (no replicas, no gateway, so no TLS and no access
-    rules), what is logged goes to Python's loggers as they are (pytest shows it, `caplog` has it)
-    and to no files, and no traces are sent.
+    The server is the real one, with its graph, workers and frontends, on free ports of this
+    machine. Unlike in production one process answers (no replicas, no gateway, so no TLS and no
+    access rules), log records go to Python's loggers (pytest shows them, `caplog` has them) and not
+    to files, and no traces are sent.
 
     Args:
         server: a PipelineServer or WebService, whose graph is set; or the path of the script that
             would run it.
         config: its configuration, a file or a mapping; None: it is prepared already.
-        predictors: what stands in the place of models, by the Op's name: a FakePredictor, or what
-            makes one. These Ops run in threads, so that the fake is told of every call.
+        predictors: replacements of models, by the Op's name: a FakePredictor, or its answers. These
+            Ops run in threads, so that the fake sees every call.
 
     >>> with TestClient(server, predictors={"bow": {"prob": [[0.1, 0.9]]}}) as client:
     ...     assert client.predict({"words": "good"})["label"] == "positive"
     """
 
-    __test__ = False  # pytest: this is no test
+    __test__ = False  # pytest: this is not a test
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class TestClient:
         """The HTTP port. InitError: the server's name cannot be one in a URL."""
         port = self._server.http_port
         if port is None:
-            raise InitError(f"{self._server.name!r} has no HTTP: its name can be none in a URL")
+            raise InitError(f"{self._server.name!r} has no HTTP: its name cannot be part of a URL")
         return port
 
     # The pipeline -------------------------------------------------------------------------------
@@ -185,12 +185,12 @@ class TestClient:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
-        """Return what `POST path` is answered: its status, be it an error, and its body.
+        """Return the answer to `POST path`: its status, also of an error, and its body.
 
         Args:
             path: from "/" on: "/name/prediction", "/api/name", "/v2/models/name/infer".
-            json: what is sent as JSON.
-            data: bytes that are sent as they are, in place of `json`.
+            json: sent as JSON.
+            data: bytes that are sent unchanged, instead of `json`.
             headers: of the request.
         """
         body = orjson.dumps(json) if data is None else data
@@ -234,7 +234,7 @@ class _TestServer(PipelineServer):
                 configure_op(op, config)
 
     def _exposure(self, config: ServiceConfig, undo: contextlib.ExitStack) -> Exposure:
-        """Leave Python's loggers as they are, and open our own doors."""
+        """Leave Python's loggers alone, and open our own frontends."""
         return Exposure(logs=lambda log: contextlib.nullcontext())
 
 

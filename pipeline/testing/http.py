@@ -162,10 +162,10 @@ def infer_body(inputs: Mapping[str, Any], outputs: Sequence[str] | None) -> tupl
 
 
 def outputs_of(reply: HttpReply) -> dict[str, np.ndarray]:
-    """Return the outputs in an answer by name; BYTES are text where they are UTF-8.
+    """Return the outputs in an answer by name; BYTES are text if they are UTF-8.
 
-    Raises PipelineError: the error in it, with the code of a product's; of all others only the
-    kind is told.
+    Raises PipelineError: the error in it; a product's error has its code, other errors only their
+    kind.
     """
     if reply.status != 200:
         text = str(reply.json().get("error", ""))

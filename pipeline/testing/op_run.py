@@ -28,10 +28,10 @@ from pipeline.testing.predictor import Fake, as_predictor
 
 
 class OpAnswers(Sequence[dict[str, Any]]):
-    """Answers of an Op to its samples, in their order; to ask for one that failed raises its error.
+    """Answers of an Op to its samples, in their order; reading a failed one raises its error.
 
     Attributes:
-        errors: by the sample's place, the errors of those that failed.
+        errors: by the sample's place, the errors of failed samples.
         batches: the places of the samples in each batch.
     """
 
@@ -48,9 +48,10 @@ class OpAnswers(Sequence[dict[str, Any]]):
         return len(self._outcomes)
 
     def __getitem__(self, place: Any) -> Any:
-        """Return the answer to a sample, the last part of one that streams.
+        """Return the answer to a sample; of a stream the last part.
 
-        Raises PipelineError: what its caller is told. One that a Goto sends on is its payload.
+        Raises PipelineError: the error that the client would get. The answer of a Goto is its
+        payload.
         """
         if isinstance(place, slice):
             return [self[index] for index in range(len(self))[place]]
@@ -91,24 +92,26 @@ def run_op(
     """Run one Op with samples: init_op, then preprocess, process and postprocess of each batch.
 
     The code is that of a server's workers: the same forms of methods, merging and splitting of
-    batches, retries, errors and their codes. Timeouts of config.yml are not kept, sequences are not
-    formed: a `TestClient` has both.
+    batches, retries, errors and their codes. Timeouts of config.yml are ignored, and sequences are
+    not formed: a `TestClient` has both.
 
     Args:
         op: an Op, or its class, which is then made without arguments.
-        samples: what the Op reads, one a request: the answer of the Op before it, a dict. Of an Op
-            that reads several others: a dict of such dicts, by the names of these Ops.
-        predictor: what is put in place of its model: a FakePredictor, or what makes one. None: the
-            model that `config` names, if it does; it is loaded each time.
-        batch_size: samples in a batch, at most; None: what the Op or `config` says, else 1.
-        config: what config.yml has under `op.<name>`, as there.
-        infos: what the callers say beside the data, in the order of the samples.
-        log_ids: the callers' numbers, in the same order.
+        samples: the Op's inputs, one for each request: the answer of the Op before it, a dict. For
+            an
+            Op that reads several others: a dict of such dicts, by the names of these Ops.
+        predictor: replaces its model: a FakePredictor, or its answers. None: the model that
+            `config`
+            names, if it does; it is loaded each time.
+        batch_size: at most this many samples in a batch; None: as the Op or `config` says, or 1.
+        config: the settings under `op.<name>` in config.yml.
+        infos: the requests' parameters, headers and so on, in the order of the samples.
+        log_ids: the clients' numbers, in the same order.
 
     Raises:
         ConfigError: `config` is wrong.
-        InitError: `init_op` failed, or a method cannot be called as it is written.
-        InputError: a sample is no dict, or lacks an Op that is read.
+        InitError: `init_op` failed, or a method cannot be called.
+        InputError: a sample is not a dict, or lacks an Op that is read.
     """
     made = op() if isinstance(op, type) else op
     if isinstance(made, RequestOp | ResponseOp):

@@ -62,9 +62,9 @@ class FakePredictor:
         deadline_s: float | None = None,
         **legacy: Any,
     ) -> dict[str, np.ndarray]:
-        """Answer as it was told, see `Predictor.predict`.
+        """Return the configured answer, see `Predictor.predict`.
 
-        Raises InputError: `fetch` names no output of it; PredictorError: it has no more answers.
+        Raises InputError: `fetch` names an unknown output; PredictorError: it has no more answers.
         """
         fed: dict[str, Any] = feed[0] if isinstance(feed, list) else feed
         self.calls.append(fed)
@@ -102,7 +102,7 @@ class FakePredictor:
 
 
 def as_predictor(fake: Fake) -> Predictor:
-    """Return a predictor as it is, and anything else as a FakePredictor that answers it."""
+    """Return a predictor unchanged, and anything else as a FakePredictor that answers it."""
     if isinstance(fake, Mapping) or not hasattr(fake, "predict"):
         return FakePredictor(cast(Any, fake))
     return cast(Predictor, fake)

@@ -1,7 +1,7 @@
-"""W3C trace context: reading, writing and deriving `traceparent`, and that of the running call.
+"""W3C trace context: reads, writes and derives `traceparent`, and keeps that of the running call.
 
-A span's id is derived from its request's by hashing, so that whoever makes the spans and whoever
-calls another server need not tell each other: they may be different processes.
+A span's id is derived from its request's by hashing, so that the process that makes the spans and
+the process that calls another server need not communicate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _call_trace: ContextVar[str] = ContextVar("pipeline_call_trace", default="")
 
 
 class TraceContext(NamedTuple):
-    """A span of a trace. `is_sampled`: it is recorded, so those that it causes should be, too."""
+    """A span of a trace. `is_sampled`: it is recorded, and its children should also be recorded."""
 
     trace_id: int
     span_id: int
@@ -54,11 +54,12 @@ def format_traceparent(context: TraceContext) -> str:
 
 
 def child(traceparent: str, op: str, stage: str = "", turn: int = 0) -> str:
-    """Return the `traceparent` of a span below a request's own one; always the same for the same.
+    """Return the `traceparent` of a span below a request's own one; equal arguments give equal
+    results.
 
     Args:
-        traceparent: of the request's own span, as `format_traceparent` wrote it; "": none. One
-            that is not sampled is returned as it is, since nobody makes a span below it.
+        traceparent: of the request's own span, as `format_traceparent` wrote it; "": none. One that
+            is not sampled is returned unchanged, because it has no spans below it.
         op: the Op's name.
         stage: "preprocess", "process", ...; "": the Op's turn as a whole.
         turn: how often the request was at the Op before.

@@ -102,10 +102,10 @@ class Telemetry:
         self._made = 0  # and the thread those
 
     def begin(self, data_id: int, traceparent: str = "") -> str:
-        """Decide about a request; return what its workers are to be told, see `SinkHooks`.
+        """Decide about a request; return the `traceparent` for its workers, see `SinkHooks`.
 
-        That is the `traceparent` of its own span. If it is not recorded: its caller's, marked so;
-        "" if there was none, or what is no `traceparent`.
+        It is that of the request's own span. If it is not recorded: the client's, marked so; "" if
+        there was none, or an invalid one.
         """
         parent = parse_traceparent(traceparent) if traceparent else None
         context = self._recorder.start(parent)
@@ -199,6 +199,6 @@ class Telemetry:
 def _among(data_ids: Integers, rows: Rows) -> Positions:
     """Return the positions of the rows that are of these requests."""
     ids = rows["data_id"]
-    if len(ids):  # most ended a while ago, and data ids grow
+    if len(ids):  # most requests ended earlier, and data ids grow
         data_ids = data_ids[(data_ids >= ids.min()) & (data_ids <= ids.max())]
     return np.flatnonzero(np.isin(ids, data_ids))

@@ -83,9 +83,9 @@ class TracedRequest(msgspec.Struct, eq=False):
         return TraceContext(self.context.trace_id, span_id, True)
 
     def number(self, row: OpSpan) -> int:
-        """Count its span at the Op; return how many there were before, apart those that never ran.
+        """Count a span at the Op; return how many there were before that ran.
 
-        For a worker takes what it runs for the first.
+        Because a worker counts only the requests that it runs.
         """
         key = (row.op, row.worker != NO_WORKER)
         number = self.op_spans.get(key, 0)
@@ -96,7 +96,7 @@ class TracedRequest(msgspec.Struct, eq=False):
 class TracedSpan(NamedTuple):
     """An OpSpan of a recorded request, in the batch number `run`, which had `size` requests.
 
-    `walk` are the indexes of the Ops that it went through in one go, this one among them.
+    `walk` are the indexes of the Ops that its trip passed, this one included.
     """
 
     traced: TracedRequest
@@ -196,7 +196,7 @@ class RequestSpans:
             attributes=_with_error(attributes, row.outcome),
             is_entry=True,
             error=_text_of(row.outcome, traced.error),
-            events=[  # it did not get as far as to those that are 0 or at its end
+            events=[  # it did not reach the times that are 0 or at its end
                 (text, time_ns + traced.wall_ns)
                 for text, time_ns in moments
                 if 0 < time_ns < row.end_ns
@@ -205,7 +205,7 @@ class RequestSpans:
 
 
 def _stages(row: OpSpan) -> Iterator[tuple[str, int, int]]:
-    """Yield (stage, start, end) of those that took place; of a lost worker not all are known."""
+    """Yield (stage, start, end) of the stages that ran; for a lost worker some are unknown."""
     if row.worker == NO_WORKER:
         return
     times = (row.ready_ns, row.start_ns, row.preprocess_end_ns, row.process_end_ns, row.end_ns)

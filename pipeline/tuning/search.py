@@ -1,4 +1,4 @@
-"""Search of the best settings: proposes some, is told what they did, and so on; pure."""
+"""Search of the best settings: proposes settings, gets their trials, and so on; pure."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Search:
 
     @property
     def best(self) -> Trial | None:
-        """The best trial within the limits; None: there is none.
+        """Return the best trial within the limits; None: there is none.
 
-        Of those that only chance has apart it is the one with the least workers and batches.
+        Of trials that differ only by chance it is the one with the least workers and batches.
         """
         score_of = self.goal.score_of
         most = max(map(score_of, self.trials), default=0.0)
@@ -153,7 +153,7 @@ class _Judge:
         """Return how good each should be, 0: beyond a limit; and how far from known, 0 to 1."""
         places = _logarithms(choices)
         near = _nearness(places, self._tried)
-        # What was wrong holds where it was seen, and less the further away.
+        # A problem counts where it was seen, and less with the distance.
         wrong = near @ self._wrong / np.maximum(near.sum(axis=1), 1.0)
         per_s = self._model.expect(choices) * np.exp(wrong)
         unknown = np.minimum(near.sum(axis=1), 1.0)
@@ -196,9 +196,10 @@ _PRIOR = 0.25  # weight of what is guessed of a worker, in trials
 
 
 class MemoryModel:
-    """So much for the server, and so much for each worker of each Op: least squares.
+    """Costs of the server and of each worker of each Op, by least squares.
 
-    A process takes what its like were seen to take, a thread nothing, until trials say otherwise.
+    A process is assumed to cost as much as similar ones, a thread nothing, until trials show
+    otherwise.
     """
 
     def __init__(self, space: Space, trials: Sequence[Trial]) -> None:

@@ -42,9 +42,9 @@ class OpSpace:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The Ops whose settings are searched, and how many requests are asked at the same time.
+    """The Ops whose settings are searched, and the number of requests at the same time.
 
-    `cores` are those that the service may compute on.
+    `cores` are the cores that the service may compute on.
     """
 
     ops: tuple[OpSpace, ...]

@@ -1,4 +1,4 @@
-"""LoopInbox: the way of worker threads to the event loop."""
+"""LoopInbox: messages from worker threads to the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LOOK_S = 0.002
 
 
 class LoopInbox:
-    """Way of the workers to the event loop: runs callbacks there that any thread may post.
+    """Runs callbacks on the event loop that any thread may post.
 
     While a wake-up is on its way further messages join it, so that a busy server pays for one
     wake-up per loop iteration, not per message.
@@ -22,7 +22,7 @@ class LoopInbox:
         self._after = after
         self._messages: deque[tuple[Callable[..., None], object, object]] = deque()
         self._is_scheduled = False
-        self._is_looking = False  # every now and then, without being woken
+        self._is_looking = False  # polls without being woken
 
     def post(self, callback: Callable[..., None], first: object, second: object) -> None:
         """Have `callback(first, second)` called on the loop.
@@ -34,14 +34,14 @@ class LoopInbox:
             self._is_scheduled = True
             try:
                 self._loop.call_soon_threadsafe(self._drain)
-            except RuntimeError:  # the loop is closed: a thread that was stuck came back late
+            except RuntimeError:  # the loop is closed: a stuck thread came back late
                 self._messages.clear()
 
     def post_soon(self, callback: Callable[..., None], first: object, second: object) -> None:
         """Have `callback(first, second)` called on the loop, within a few milliseconds.
 
-        For who has much to say: a thread that wakes the loop hands it the interpreter at once, and
-        waits until it is done; a loop that looks by itself works while the thread's model runs.
+        For threads with many messages: a thread that wakes the loop hands it the interpreter at
+        once, and waits until it is done; a loop that polls works while the thread's model runs.
         """
         self._messages.append((callback, first, second))
         if not (self._is_looking or self._is_scheduled):
@@ -50,7 +50,7 @@ class LoopInbox:
                 self._loop.call_soon_threadsafe(self._look)
 
     def _look(self) -> None:
-        """Look for messages, until there are none for a while."""
+        """Poll for messages, until none have come for one period."""
         self._is_looking = False
         if self._messages:
             self._is_looking = True
@@ -59,14 +59,14 @@ class LoopInbox:
                 self._drain()
 
     def _drain(self) -> None:
-        # First the flag, then the messages: one posted in between schedules another drain.
+        # First reset the flag, then read: a message posted in between schedules another drain.
         self._is_scheduled = False
         messages = self._messages
         try:
             for _ in range(len(messages)):
                 callback, first, second = messages.popleft()
                 callback(first, second)
-        finally:  # one that fails, which is a defect, keeps back none behind it
+        finally:  # a callback that fails, which is a defect, does not stop the others
             if messages and not self._is_scheduled:
                 self._is_scheduled = True
                 self._loop.call_soon(self._drain)

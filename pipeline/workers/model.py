@@ -1,7 +1,7 @@
-"""Model workers: an Op's requests are worked on by a model of the same server.
+"""Model workers: a model of the same server processes an Op's requests.
 
-There is no thread: the loop hands each request to the engine of the model, and its answer to the
-graph. The model has its own scheduler, workers and statistics.
+No thread is needed: the event loop passes each request to the model's engine, and the answer to
+the graph. The model has its own scheduler, workers and statistics.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _ANY = 1 << 30  # requests at once
 
 
 class ModelKind:
-    """Workers of Ops that ask models of the same server; see `WorkerKind`."""
+    """Workers of Ops that call models of the same server; see `WorkerKind`."""
 
     def __init__(self, ops: Sequence[Op], context: WorkerContext) -> None:
         for op in ops:
             step_of(op)
 
     def fork(self) -> None:
-        """There is no process."""
+        """Do nothing: there is no process."""
 
     def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
         self._loop = loop
@@ -44,11 +44,11 @@ class ModelKind:
         return ModelWorkers(step_of(op), self._loop, owner)
 
     async def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: there is nothing to close."""
 
 
 class _Place:
-    """Worker, as the dispatcher sees one: there are as many as requests."""
+    """A worker for the dispatcher: there are as many as requests."""
 
     number = 0
     job: object | None = None
@@ -76,7 +76,7 @@ class ModelWorkers(WorkersBase):
         self._most = step.most or _ANY
         self._running = 0
         self._asked: dict[int, Any] = {}  # by data id
-        self._beside: list[Any] = []  # of a data id that is there already
+        self._duplicates: list[Any] = []  # with a data id that is in `_asked` already
         self._waiting: deque[Any] = deque()
         self._is_feeding = False
 
@@ -124,7 +124,7 @@ class ModelWorkers(WorkersBase):
                 self.pass_on(run)
 
     def pass_on(self, run: Any) -> None:
-        """Take a request, whose turn it is if not too many are under way."""
+        """Take a request; call the model now, unless too many requests are running."""
         run.workers = self
         if self._running >= self._most:
             self._waiting.append(run)
@@ -132,42 +132,43 @@ class ModelWorkers(WorkersBase):
             self._ask(run)
 
     def _ask(self, run: Any) -> None:
-        """Ask the model, or answer in its place."""
+        """Call the model, or answer in its place."""
         step, (item,) = self.step, run.items
         request, convoy = item.request, item.request.convoy
         self._running += 1
         if item.is_over:
-            run.let_go()
+            run.abandon()
             return
-        if convoy is not None and not self._goes_together(item, convoy):
-            self.ask_each(run, convoy)
+        if convoy is not None and not self._can_go_together(item, convoy):
+            self.send_each(run, convoy)
             return
         self._note(run)
         collector = None if request.target is None else request.target.collector
         if convoy is not None:
-            convoy = convoy.following([step.told(info) for info in convoy.infos])
+            convoy = convoy.following([step.model_info(info) for info in convoy.infos])
         try:
             run.handle = ask(step, item, item.trace, run, collector, convoy)
-        except Exception as error:  # the model's, or ours on data of any type
+        except Exception as error:  # of the model, or our own on some data
             run.over(failure_of(step, error))
             return
         if run.handle is None:
             run.over(answer_of(step, item, {}))
-        elif run.early is not None:  # others may wait for what comes of it: not from within this
+        # other requests may wait for this outcome: not from within this call
+        elif run.early is not None:
             early, run.early = run.early, None
-            self.loop.call_soon(self._ended_early, run, early)
+            self.loop.call_soon(self._end_early, run, early)
 
-    def _goes_together(self, item: Item, convoy: Members) -> bool:
-        """Return whether the model takes all members of a convoy at once, and may have them."""
+    def _can_go_together(self, item: Item, convoy: Members) -> bool:
+        """Return whether the model takes all members of a convoy together."""
         if any(type(part) is MemberOutcomes for part in item.inputs.values()):
             return False
         return len(convoy) <= self.convoy_size(max(convoy.rows))
 
-    def ask_each(self, run: ModelRun, convoy: Members, lost: PipelineError | None = None) -> None:
-        """Ask for each member of a convoy by itself; after an error but for the one to blame."""
+    def send_each(self, run: ModelRun, convoy: Members, lost: PipelineError | None = None) -> None:
+        """Send each member of a convoy by itself; after an error without the member at fault."""
 
         def tell(outcome: Any) -> None:
-            if self._is_asked(run):
+            if self._is_pending(run):
                 run.over(outcome)
 
         self._note(run)
@@ -175,30 +176,30 @@ class ModelWorkers(WorkersBase):
         run.handle = asked
         asked.ask(lost)
 
-    def _ended_early(self, run: Any, early: tuple[Any]) -> None:
-        if self._is_asked(run):  # it was not let go meanwhile
+    def _end_early(self, run: Any, early: tuple[Any]) -> None:
+        if self._is_pending(run):  # it was not dropped meanwhile
             run.end(*early)
 
-    # Under way ----------------------------------------------------------------------------------
+    # Running requests ---------------------------------------------------------------------------
 
     def _note(self, run: Any) -> None:
-        """Take note of a request that is asked for."""
-        if self._asked.setdefault(run.data_id, run) is not run and run not in self._beside:
-            self._beside.append(run)
+        """Register a request."""
+        if self._asked.setdefault(run.data_id, run) is not run and run not in self._duplicates:
+            self._duplicates.append(run)
 
-    def _is_asked(self, run: Any) -> bool:
-        return self._asked.get(run.data_id) is run or run in self._beside
+    def _is_pending(self, run: Any) -> bool:
+        return self._asked.get(run.data_id) is run or run in self._duplicates
 
     def remove(self, run: Any) -> None:
         """Forget a request that is over."""
         data_id: int = run.data_id
         if self._asked.get(data_id) is run:
             del self._asked[data_id]
-        elif self._beside and run in self._beside:
-            self._beside.remove(run)
+        elif self._duplicates and run in self._duplicates:
+            self._duplicates.remove(run)
 
     def next(self) -> None:
-        """Take note that one request less is under way, and ask for those that wait."""
+        """Note that a running request has ended, and start waiting ones."""
         self._running -= 1
         if self._is_feeding or not self._waiting:
             return
@@ -210,6 +211,6 @@ class ModelWorkers(WorkersBase):
     def forget(self, data_id: int) -> None:
         asked: Any = self._asked.get(data_id)
         if asked is not None:
-            asked.let_go()
-        for other in [job for job in self._beside if job.data_id == data_id]:
-            other.let_go()
+            asked.abandon()
+        for other in [job for job in self._duplicates if job.data_id == data_id]:
+            other.abandon()

@@ -1,4 +1,4 @@
-"""Convoys at Ops that ask models: their members go together, or each is asked for by itself."""
+"""Convoys at Ops that call models: the members go together, or each is sent by itself."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class _Asking(msgspec.Struct, eq=False):
 
 
 class ConvoyCalls:
-    """The members of a convoy, each asked for by itself; to the convoy's run they are one request.
+    """The members of a convoy, each sent by itself; for the convoy's run they are one request.
 
     Args:
-        step: what is asked.
-        run: the convoy's.
-        tell: is given what came of all when the last has been answered; not from within `ask`.
-        soon: has something called in the next round of the loop.
+        step: the call.
+        run: of the convoy.
+        tell: called with the outcome of all after the last answer; never from within `ask`.
+        soon: calls a function in the next round of the loop.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class ConvoyCalls:
         convoy.followers.append(self)
 
     def ask(self, lost: PipelineError | None) -> None:
-        """Ask for all of them, but for those that have failed before and those that have left.
+        """Send all open members: the others have failed before, or have left.
 
         Args:
-            lost: what they came to together; None: they were not asked for together.
+            lost: the error after they were sent together; None: they were not.
         """
         run, convoy = self._run, self._convoy
         parts = {name: member_outcomes(part, convoy.rows) for name, part in run.inputs.items()}
@@ -75,7 +75,7 @@ class ConvoyCalls:
             step, sink = self._step, _MemberSink(self, place, item)
             try:
                 handle = ask(step, item, run.request.trace, sink)
-            except Exception as error:  # the model's, or ours on data of any type
+            except Exception as error:  # of the model, or our own on some data
                 self._take(place, failure_of(step, error))
                 continue
             self._handles[place] = handle
@@ -97,16 +97,16 @@ class ConvoyCalls:
         if self in self._convoy.followers:
             self._convoy.followers.remove(self)
         self._tell(together(self._outcomes, self._convoy.rows))
-        self._handles.clear()  # each has a sink that has this: the gc would have to find them
+        self._handles.clear()  # each has a sink that refers to this: only the gc could free them
 
     def stages_ns(self) -> tuple[int, int, int]:
-        """Return how long the stages took, of each those of the member that took longest."""
+        """Return the time of each stage: of the member that took longest."""
         times = [(0, 0, 0), *(handle.stages_ns() for handle in self._handles if handle is not None)]
         input_ns, infer_ns, output_ns = map(max, zip(*times, strict=True))
         return input_ns, infer_ns, output_ns
 
     def leave(self, place: int) -> None:
-        """Take note that the caller of one has left."""
+        """Note that the client of a member has left."""
         handle = self._handles[place]
         if handle is not None:
             handle.cancel()
@@ -134,7 +134,7 @@ class _MemberSink(UnarySink):
 
 
 def mapped(step: ModelStep, item: Any, answers: MemberOutcomes) -> MemberOutcomes:
-    """Return what came of each member at the model, as the Op answers."""
+    """Return the Op's outcome of each member, made of the model's."""
     return MemberOutcomes([_mapped(step, item, opened(outcome)) for outcome in answers.outcomes])
 
 

@@ -1,4 +1,4 @@
-"""ModelRun and ModelStream: one request of an Op at the model that it asks; its sinks."""
+"""ModelRun and ModelStream: one request of an Op to its model, and the sink of the answer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pipeline.workers.model_step import answer_of
 
 
 class ModelRun(UnarySink, Item, eq=False):
-    """One request of an Op at its model, whose sink it is.
+    """One request of an Op to its model; it is the sink of the model's answer.
 
     Attributes:
         workers: of the Op.
         handle: the model's request; None: it has not begun.
-        early: (the answer,) where that was there before the model's request was.
+        early: (the answer,) if it came before `begin` returned.
     """
 
     is_ours: ClassVar[bool] = True
@@ -43,26 +43,26 @@ class ModelRun(UnarySink, Item, eq=False):
             make = mapped if type(payload) is MemberOutcomes else answer_of
             self.over(make(step, self, payload))
         elif convoy is not None and convoy.runs_again(error):
-            self.workers.ask_each(self, convoy, error)
+            self.workers.send_each(self, convoy, error)
         else:
             self.over(step.failed(error))
 
-    def let_go(self) -> None:
-        """Have the model drop the request, of which nobody waits for an answer."""
+    def abandon(self) -> None:
+        """Let the model drop the request, because nobody waits for it."""
         if self.handle is not None:
             self.handle.cancel()
         self.over(None)
 
     def over(self, outcome: Any) -> None:
-        """Report what came of the request; None: nothing, for it is over."""
+        """Report the outcome of the request; None: it has ended."""
         workers, handle, at_ns = self.workers, self.handle, self.start_ns
         workers.remove(self)
         self.outcome = outcome
-        # Its stages take as long as the model's have.
+        # Its stages take as long as the model's.
         input_ns, infer_ns, output_ns = 0, 0, 0
         if handle is not None:
             input_ns, infer_ns, output_ns = handle.stages_ns()
-            self.handle = None  # has this for its sink: what both refer to would wait for the gc
+            self.handle = None  # both refer to each other, which only the gc could free
         self.preprocess_end_ns: int = at_ns + input_ns
         self.process_end_ns: int = self.preprocess_end_ns + infer_ns
         self.end_ns: int = self.process_end_ns + output_ns
@@ -76,10 +76,10 @@ class ModelRun(UnarySink, Item, eq=False):
 
 
 class ModelStream(StreamSink, StreamRun, eq=False):
-    """One request of an Op at a model that answers in parts, whose sink it is.
+    """One request of an Op to a model that answers in parts; it is the sink of the parts.
 
     Attributes:
-        told: parts of which the model was told that they were taken.
+        told: number of parts that the model knows to be taken.
     """
 
     is_ours: ClassVar[bool] = True
@@ -91,7 +91,7 @@ class ModelStream(StreamSink, StreamRun, eq=False):
 
     @property
     def data_id(self) -> int:
-        """Return the number of its request."""
+        """Return the data id of its request."""
         return int(self.items[0].data_id)
 
     @property
@@ -101,7 +101,7 @@ class ModelStream(StreamSink, StreamRun, eq=False):
         return min(self.made[0], self.allowed[0]) > self.told or not self._is_live(0)
 
     def go_on(self, workers: Any) -> None:
-        """Begin, or go on: there is room for parts, or nobody takes any more."""
+        """Begin, or continue: there is room for parts, or nobody takes any more."""
         if self.groups is None:
             self.groups: list[list[int]] | None = [[0]]
             self.made: list[int] = [0]
@@ -113,17 +113,17 @@ class ModelStream(StreamSink, StreamRun, eq=False):
             workers.pass_on(self)
         elif self.items[0].is_over or not self.has_work:
             if not self.is_finished:
-                self.let_go()
+                self.abandon()
         else:
-            self._let_more_come()
+            self._allow_more()
         workers.loop.call_soon(self._slice_is_over)
 
     def _slice_is_over(self) -> None:
         if self.is_out:
             self.workers.owner.done(self.workers.place, self)
 
-    def _let_more_come(self) -> None:
-        """Tell the model that parts were taken for which there is room."""
+    def _allow_more(self) -> None:
+        """Tell the model that parts were taken and that there is room for more."""
         more = min(self.made[0], self.allowed[0]) - self.told
         if more > 0 and self.handle is not None:
             self.told += more
@@ -147,7 +147,7 @@ class ModelStream(StreamSink, StreamRun, eq=False):
         self.made[0] += 1
         self._give([(0, part)])
         if not self.is_finished:
-            self._let_more_come()
+            self._allow_more()
 
     def _give(self, entries: Sequence[Entry], is_last: bool = False) -> None:
         if is_last:
@@ -156,7 +156,7 @@ class ModelStream(StreamSink, StreamRun, eq=False):
         self.workers.owner.parts(self, entries)
 
     def end(self, answer: ChannelData | None) -> None:
-        """Take the end of the model's answer: all of it, or an error; None: that was all."""
+        """Take the end of the answer: the whole answer, or an error; None: all parts were sent."""
         if self.handle is None:
             self.early = (answer,)
         elif self.is_finished:
@@ -169,9 +169,9 @@ class ModelStream(StreamSink, StreamRun, eq=False):
             self.over(answer_of(self.workers.step, self.items[0], answer.payload))
 
     def over(self, outcome: Any) -> None:
-        """Report the only part that comes of the request, or the error in its place.
+        """Report the only part of the request, or the error in its place.
 
-        Where the model was not asked there is nobody who wants it.
+        If the model was not called, nobody wants the part.
         """
         if isinstance(outcome, PipelineError):
             self._give([(0, outcome)], is_last=True)
@@ -179,14 +179,14 @@ class ModelStream(StreamSink, StreamRun, eq=False):
             parts = [] if self.handle is None else [(0, outcome)]
             self._give([*parts, (0, ENDED)], is_last=True)
 
-    def let_go(self) -> None:
-        """Have the model drop the request, of which nobody takes any more."""
+    def abandon(self) -> None:
+        """Let the model drop the request, because nobody takes its parts any more."""
         if self.handle is not None:
             self.handle.cancel()
         self._finish()
 
     def _finish(self) -> None:
-        """Take note that no more parts will come."""
+        """Note that no more parts will come."""
         if not self.is_finished:
             self.is_finished: bool = True
             self.groups, self.handle = [], None

@@ -1,4 +1,4 @@
-"""ModelStep: what an Op asks of a model of the same server; ServerModels: those that there are."""
+"""ModelStep: an Op's request to a model of the same server; ServerModels: the available models."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ class ServerModels(Protocol):
         collector: TraceCollector | None = None,
         convoy: Members | None = None,
     ) -> RequestState:
-        """Ask a model; on the event loop.
+        """Call a model; on the event loop.
 
         Args:
             version: -1: the latest that is ready.
             feeds: its inputs, by name.
-            info: what the caller says beside them.
-            traceparent: of the request that asks; "" for none.
+            info: the request's parameters, headers and so on.
+            traceparent: of the calling request; "" for none.
             sink: gets the answer as ChannelData; if it takes parts, each of them.
-            collector: of the request that asks; None: it is not traced in a file.
-            convoy: those whose inputs these are; None: it is one request.
+            collector: of the calling request; None: it is not traced in a file.
+            convoy: the requests whose inputs these are; None: it is a single request.
 
         Raises:
             PipelineError: there is no such model, or it takes no more requests.
         """
 
     def convoy_size(self, name: str, version: int, rows: int) -> int:
-        """Return how many requests of so many samples a model takes as one; 0: none does."""
+        """Return how many requests of so many samples a model takes as a convoy; 0: none."""
 
 
 class ModelStep(Protocol):
-    """Question of an Op to a model; `pipeline_step` of the Op is one.
+    """An Op's request to a model; `pipeline_step` of the Op is one.
 
     Attributes:
         models: has the model.
         name: of the model.
         version: of the model; -1: the latest.
-        most: requests that are under way at once; 0: any number.
+        most: number of requests that may run at once; 0: any number.
     """
 
     models: ServerModels
@@ -64,22 +64,22 @@ class ModelStep(Protocol):
     most: int
 
     def feeds(self, item: Item) -> dict[str, Any] | None:
-        """Return what the model is fed, of what the Op reads; None: it is not asked."""
+        """Return the model's inputs, made of the Op's; None: the model is not called."""
 
     def info(self, item: Item) -> RequestInfo:
-        """Return what the model is told beside that."""
+        """Return the info for the model's request."""
 
-    def told(self, info: RequestInfo) -> RequestInfo:
-        """Return the same, of what a caller says."""
+    def model_info(self, info: RequestInfo) -> RequestInfo:
+        """Return the info for the model's request, made of a client's."""
 
     def convoy_size(self, rows: int) -> int:
-        """Return how many requests of so many samples the model takes as one; 0: none does."""
+        """Return how many requests of so many samples the model takes as a convoy; 0: none."""
 
     def answer(self, item: Item, fetched: dict[str, Any]) -> Any:
-        """Return the Op's answer, of the model's; of nothing, if that was not asked."""
+        """Return the Op's answer, made of the model's; `fetched` is empty if it was not called."""
 
     def failed(self, error: PipelineError) -> PipelineError:
-        """Return what the request is told that the model has failed with `error`."""
+        """Return the error of the request after the model has failed with `error`."""
 
 
 def ask(
@@ -90,7 +90,7 @@ def ask(
     collector: TraceCollector | None = None,
     convoy: Members | None = None,
 ) -> RequestState | None:
-    """Ask the model of a step, see `ServerModels.begin`; None: it is not to be asked."""
+    """Call the model of a step, see `ServerModels.begin`; None: it need not be called."""
     feeds = step.feeds(item)
     if feeds is None:
         return None
@@ -99,24 +99,24 @@ def ask(
 
 
 def answer_of(step: ModelStep, item: Any, fetched: Any) -> Any:
-    """Return the Op's answer, of the model's, or the error in its place."""
+    """Return the Op's answer, made of the model's, or the error in its place."""
     try:
         return step.answer(item, fetched)
-    except Exception as error:  # ours, on data of any type
+    except Exception as error:  # our own, on some data
         return failure_of(step, error)
 
 
 def failure_of(step: ModelStep, error: Exception) -> PipelineError:
-    """Return what a request is told of an error of the model's, or of ours, which is logged."""
+    """Return the error of the request after an error of the model, or our own, which is logged."""
     if not isinstance(error, PipelineError):
-        _LOGGER.error("asking the model '%s' went wrong", step.name, exc_info=error)
+        _LOGGER.error("the call of model '%s' failed", step.name, exc_info=error)
         error = UserCodeError(described(error))
     return step.failed(error)
 
 
 def step_of(op: Op) -> ModelStep:
-    """Return what an Op asks. Raises ConfigError: it asks no model."""
+    """Return the step of an Op. Raises ConfigError: it has none."""
     step: ModelStep | None = op.pipeline_step
     if step is None:
-        raise ConfigError(f"op.{op.name}.workers: model: the Op asks no model of the server")
+        raise ConfigError(f"op.{op.name}.workers: model: the Op calls no model of the server")
     return step

@@ -1,4 +1,4 @@
-"""Calls of models to models on the loop of their server, and LoopCaller, for its threads."""
+"""Calls between models, on the loop of their server; and LoopCaller, for its threads."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class PeerSink(SinkBase):
         self._answered = answered
 
     def begin(self, models: ModelHost, call: PeerCall, feeds: dict[str, Any]) -> None:
-        """Ask a model; that it cannot be asked is an answer, too, in Triton's words."""
+        """Call a model; if that is impossible, the error is an answer, with Triton's text."""
         try:
             handle = models.begin(call, feeds, self)
-        except Exception as error:  # ours, or a plug-in's, on data of any type
+        except Exception as error:  # our own, or of a plug-in, on some data
             self.is_over = True
             self._answered(ChannelData(0, error=_refused(call.model, error)), True)
         else:
@@ -59,15 +59,15 @@ class PeerSink(SinkBase):
 
     def end(self, answer: Any) -> None:
         self.is_over = True
-        self.handle = None  # it has this in turn: neither is to wait for the collector
+        self.handle = None  # each refers to the other: only the gc could free them
         self._answered(answer, True)
 
     def took_part(self) -> None:
-        """Take note that one of several answers was taken."""
+        """Note that one of several answers was taken."""
         if self.handle is not None:
             self.handle.took_part()
 
-    def let_go(self) -> None:
+    def abandon(self) -> None:
         """Drop the request: nobody waits for it."""
         handle, self.handle = self.handle, None
         self.is_over = True
@@ -77,7 +77,7 @@ class PeerSink(SinkBase):
 
 def _refused(model: str, error: Exception) -> PipelineError:
     if not isinstance(error, PipelineError):
-        _LOGGER.error("model '%s' could not be asked", model, exc_info=error)
+        _LOGGER.error("model '%s' could not be called", model, exc_info=error)
         error = UserCodeError(described(error))
     error.args = (f"Model {model} - Error when running inference: {error}",)
     return error
@@ -110,7 +110,7 @@ class LoopCaller:
         self._metrics = models.metrics()
 
     def begin(self, call: PeerCall, feeds: Mapping[str, Any], on_part: OnPart) -> _Begun:
-        """Ask a model. Raises ClosedError: the server is gone."""
+        """Call a model. Raises ClosedError: the server has ended."""
 
         def answered(answer: ChannelData | None, is_final: bool) -> None:
             error = None if answer is None else answer.error
@@ -122,7 +122,7 @@ class LoopCaller:
         return begun
 
     def change(self, change: ModelChange, on_part: OnPart) -> None:
-        """Have a model loaded or unloaded. Raises ClosedError: the server is gone."""
+        """Have a model loaded or unloaded. Raises ClosedError: the server has ended."""
 
         async def work() -> None:
             on_part(await changed(self._models, change))
@@ -135,7 +135,7 @@ class LoopCaller:
         self.soon(begin)
 
     def metric(self, use: MetricUse, on_part: OnPart | None) -> None:
-        """Use a metric. Raises ClosedError: the server is gone."""
+        """Use a metric. Raises ClosedError: the server has ended."""
 
         def work() -> None:
             metric = used(self._metrics, use)
@@ -149,7 +149,7 @@ class LoopCaller:
             self.metric(use, None)
 
     def soon(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Do something on the loop. Raises ClosedError: it is gone."""
+        """Call a function on the loop. Raises ClosedError: the loop has ended."""
         try:
             self._loop.call_soon_threadsafe(work, *arguments)
         except RuntimeError as error:
@@ -164,7 +164,7 @@ class _Begun:
         self._caller = caller
 
     def cancel(self) -> None:
-        self._caller.soon(self.sink.let_go)
+        self._caller.soon(self.sink.abandon)
 
     def took_part(self) -> None:
         self._caller.soon(self.sink.took_part)

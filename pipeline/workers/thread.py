@@ -1,4 +1,4 @@
-"""Thread workers: each works on its own copy of the Op."""
+"""Thread workers: each has its own copy of the Op."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from pipeline.workers.warm_up import warm_up
 
 _LOGGER = logging.getLogger(__name__)
 
-_LOOK_S = 0.01  # at threads that are about to end
+_LOOK_S = 0.01  # between checks of threads that are about to end
 _MAX_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
-_KEPT = "the worker hangs, and with it all that it kept of the sequence. Begin anew with START"
+_KEPT = "the worker hangs, and has the state of the sequence. Begin it again with START"
 
 
 class ThreadKind:
@@ -49,7 +49,7 @@ class ThreadKind:
         self._models = context.models
 
     def fork(self) -> None:
-        """Threads are not forked."""
+        """Do nothing: threads are not forked."""
 
     def attach(self, loop: asyncio.AbstractEventLoop, schedule: Callable[[], None]) -> None:
         self._loop = loop
@@ -61,11 +61,11 @@ class ThreadKind:
         return ThreadWorkers(op, count, self._loop, self._inbox, self._set_up, owner)
 
     async def close(self) -> None:
-        """Threads have nothing in common that ends."""
+        """Do nothing: threads share nothing that has to be closed."""
 
 
 class ThreadWorkers(WorkersBase):
-    """The thread workers of one Op; see `Workers`. `pool` has those that take jobs.
+    """The thread workers of one Op; see `Workers`. `pool` has the workers that take jobs.
 
     `set_up` and `init_op` of the Op run in its first worker's thread.
     """
@@ -75,7 +75,7 @@ class ThreadWorkers(WorkersBase):
     runs_slices: bool = True
     takes_convoys: bool = True
     visit_type: type[Item] | None = Item
-    may_be_none: bool = False  # the model stays
+    may_be_none: bool = False  # the model stays loaded
 
     def __init__(
         self,
@@ -98,11 +98,11 @@ class ThreadWorkers(WorkersBase):
         self._workers = self.pool.workers
         self._replaced = 0
         self._stuck: list[ThreadWorker] = []
-        self._leaving: list[ThreadWorker] = []  # whose threads have not ended
+        self._leaving: list[ThreadWorker] = []  # their threads have not ended
         self._lives: dict[int, int] = {}
         self._initialised: asyncio.Future[BoundOp] | None = None
         self._is_stopped = False
-        self._model: Any = None  # that was loaded here
+        self._model: Any = None  # loaded by this class
 
     @property
     def count(self) -> int:
@@ -149,10 +149,10 @@ class ThreadWorkers(WorkersBase):
             self._leaving.append(worker)
             worker.is_leaving = True
             if self.pool.take_idle(worker):
-                self._let_end(worker)
+                self._end_thread(worker)
 
-    def _let_end(self, worker: ThreadWorker) -> None:
-        """Let the thread of a worker that leaves end; others get what it had not begun."""
+    def _end_thread(self, worker: ThreadWorker) -> None:
+        """Let the thread of a leaving worker end; other workers get its remaining jobs."""
         worker.thread.inbox.put(None)
         jobs, worker.addressed = worker.addressed, deque()
         self._pass_on(jobs)
@@ -170,28 +170,29 @@ class ThreadWorkers(WorkersBase):
         self._initialised = self._loop.create_future()
         first = ThreadWorker(self.pool, None, 0)
         self._workers.append(first)
-        await asyncio.to_thread(first.start)  # which returns when the thread runs: others may too
+        # returns when the thread runs, so that the loop is not blocked
+        await asyncio.to_thread(first.start)
         bound = await self._initialised
         for number in range(1, self._wanted):
             self._add(BoundOp(bound.op, number, self._loop), number)
 
     def initialise(self, worker: ThreadWorker) -> bool:
-        """Set up the Op in the first worker's own thread; False if that failed."""
+        """Set up the Op in the first worker's own thread; return whether that succeeded."""
         op = self._op
         try:
             client = op.client
             self._set_up(op, 0)
             if op.client is not client:
                 self._model = predictor_of(op)
-            if getattr(predictor_of(op), "holds_gil", False):  # a plug-in's need not say so
+            if getattr(predictor_of(op), "holds_gil", False):  # a plug-in's predictor may lack it
                 _LOGGER.warning(
-                    "op.%s: its model keeps all other Python code of this process waiting while "
-                    "it runs: set op.%s.workers: process",
+                    "op.%s: its model blocks all other Python code of this process while it runs: "
+                    "set op.%s.workers: process",
                     op.name,
                     op.name,
                 )
             run_init_op(op, self._loop)
-            self.pool.context = contextvars.copy_context()  # with what `init_op` set
+            self.pool.context = contextvars.copy_context()  # including what `init_op` set
             bound = BoundOp(op, 0, self._loop)
             worker.bind(bound)
             warm_up(bound, 0)
@@ -200,7 +201,7 @@ class ThreadWorkers(WorkersBase):
             failure = InitError(f"Op {op.name!r} failed to start: {described(error)}\n{detail}")
             self.pool.post(self._settle, None, failure)
             return False
-        # Others copy from an untouched copy: the first worker may be at work by then.
+        # Others are copied from an unused copy, because the first worker may be working already.
         self.pool.post(self._settle, BoundOp(op, 0, self._loop), None)
         return True
 
@@ -220,8 +221,8 @@ class ThreadWorkers(WorkersBase):
         return {worker.number: self._lives.get(worker.number, 0) for worker in self._workers}
 
     def busy(self) -> Iterable[Worker]:
-        everybody = (*self._workers, *self._leaving)
-        return [worker for worker in everybody if worker.job is not None]
+        candidates = (*self._workers, *self._leaving)
+        return [worker for worker in candidates if worker.job is not None]
 
     def replace(self, worker: Worker, job: Job | None) -> bool:
         stuck = cast(ThreadWorker, worker)
@@ -233,13 +234,13 @@ class ThreadWorkers(WorkersBase):
         stuck.op.cancel()
         _LOGGER.warning(
             "[%s] worker %d is stuck: it was replaced (%d stuck now). A thread cannot be "
-            "interrupted; run the Op in processes if this goes on.",
+            "interrupted; run the Op in processes if this happens again.",
             self.name,
             stuck.op.worker,
             len(self._stuck),
         )
         if len(self._stuck) > _MAX_STUCK:
-            if isinstance(job, BatchRun):  # another worker may go on with it
+            if isinstance(job, BatchRun):  # another worker may continue it
                 job.take_along(stuck.op.state)
             self._pass_on(stuck.addressed)
             self.fail_backlog()
@@ -253,7 +254,7 @@ class ThreadWorkers(WorkersBase):
         return True
 
     def _pass_on(self, jobs: Iterable[Job | Trip]) -> None:
-        """Give to others what a worker that hangs had not begun; not what it alone could run."""
+        """Pass a hanging worker's remaining jobs to others; fail jobs that only it could run."""
         for job in jobs:
             if isinstance(job, BatchRun) and job.places is not None:
                 self._owner.lost(job, WorkerDiedError(f"[{self.name}] {_KEPT}"))
@@ -261,15 +262,15 @@ class ThreadWorkers(WorkersBase):
                 self.submit([job])
 
     def fail_backlog(self) -> None:
-        """Give back what no worker will take, if there is none left."""
+        """Return the waiting jobs to their owner, if there is no worker left."""
         outage = self.outage
         while outage is not None and self.pool.backlog:
             self._owner.lost(self.pool.backlog.popleft(), outage)
 
-    def came_back(self, worker: ThreadWorker, job: object) -> None:
-        """Let the thread end of a worker that was given up, or leaves; fill its place if free."""
+    def on_worker_returned(self, worker: ThreadWorker, job: object) -> None:
+        """End the thread of a worker that was given up, or leaves; fill its place if it is free."""
         if not worker.is_stuck:
-            self._let_end(worker)
+            self._end_thread(worker)
             return
         worker.thread.inbox.put(None)
         self._stuck.remove(worker)
@@ -288,10 +289,10 @@ class ThreadWorkers(WorkersBase):
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True
         self.pool.close()
-        everybody = [*self._workers, *self._stuck, *self._leaving]
-        for worker in everybody:
+        candidates = [*self._workers, *self._stuck, *self._leaving]
+        for worker in candidates:
             worker.thread.inbox.put(None)
-        threads = [worker.thread for worker in everybody]
+        threads = [worker.thread for worker in candidates]
         deadline = time.monotonic() + timeout_s
 
         def join_all() -> None:
@@ -300,8 +301,9 @@ class ThreadWorkers(WorkersBase):
                     thread.join(max(0.0, deadline - time.monotonic()))
             if threads and not any(thread.is_alive() for thread in threads):
                 end_op(self._op)
-                close = getattr(self._model, "close", None)  # a script's own may have none
-                if close is not None:  # else the collector frees it, and all wait for that
+                close = getattr(self._model, "close", None)  # a script's own model may have none
+                # otherwise the garbage collector frees it, and blocks all threads
+                if close is not None:
                     close()
 
         await asyncio.to_thread(join_all)

@@ -1,10 +1,9 @@
 """ThreadPool: threads and the jobs that wait for them; ThreadWorker: one copy of an Op.
 
-The loop hands a job to the worker that became idle last, which is the one most likely to be
-awake still. Jobs for which no worker is idle wait in a backlog, from which workers help
-themselves without a word to the loop; so do quick jobs while any worker is up, since waking
-another thread takes longer than they do. (All waiting on one `SimpleQueue` would wake another
-worker with every job that is taken.)
+The loop hands a job to the worker that became idle last, because its thread is most likely still
+awake. Jobs without an idle worker wait in a backlog, which workers empty by themselves, without the
+loop; so do quick jobs while any worker runs, because to wake another thread takes longer than the
+job. (If all threads waited on one `SimpleQueue`, each taken job would wake another worker.)
 """
 
 from __future__ import annotations
@@ -26,39 +25,41 @@ from pipeline.engine.trips.trip import Trip
 from pipeline.engine.worker_api import Borrower, Job, StreamOwner, WorkersOwner
 from pipeline.workers.inbox import LoopInbox
 
-_QUICK_NS = 100_000  # a job that takes less costs less than waking another thread for it
-_RESCUE_S = 0.002  # for jobs that were left to a busy worker which then takes its time
+_QUICK_NS = 100_000  # to wake another thread costs more than such a job
+_RESCUE_S = 0.002  # for jobs that were left to a busy worker which is slower than usual
 
 EXCHANGE = threading.Lock()
 """Held while two workers exchange their threads."""
 
 
 class Supervisor(Protocol):
-    """Looks after the workers of a pool: starts, replaces and dismisses them."""
+    """Starts, replaces and dismisses the workers of a pool."""
 
     def initialise(self, worker: ThreadWorker) -> bool:
-        """Set up the Op in the first worker's own thread; False if that failed."""
+        """Set up the Op in the first worker's own thread; return whether that succeeded."""
 
-    def came_back(self, worker: ThreadWorker, job: Job | Trip | None) -> None:
-        """Take note that a worker that was given up, or leaves, is done with its last job."""
+    def on_worker_returned(self, worker: ThreadWorker, job: Job | Trip | None) -> None:
+        """Handle the last job of a worker that was abandoned or leaves: it has returned."""
 
     def fail_backlog(self) -> None:
-        """Give back what no worker will take, if there is none left."""
+        """Fail the waiting jobs if no worker is left."""
 
 
 class ThreadPool:
     """The threads of one Op that take jobs: which are idle, and which jobs wait; see `Lender`.
 
-    Any thread takes idle workers and gives them back. Who takes one has it alone; who adds a job,
-    or a worker, looks for the other afterwards, so that both never wait.
+    Any thread may take an idle worker, and then has exclusive use of it. After adding a job, a
+    thread looks for an idle worker; after adding an idle worker, it looks for a job. So a job and a
+    worker never both wait.
 
     Attributes:
-        workers: those that take jobs.
-        idle: of these; the same list for ever, as trips have it.
-        backlog: jobs that wait for any of them.
-        owner: of the jobs.
-        context: what a new worker begins with. What the server's starter set for itself, such as
-            numpy's print options, holds for its workers: to the user both are one program.
+        workers: all workers that take jobs.
+        idle: the idle workers. The list is never replaced, because trips refer to it.
+        backlog: jobs that wait for any worker.
+        owner: owner of the jobs.
+        context: initial context of a new worker. Settings of the script that starts the server,
+            such as numpy's print options, also apply in its workers: to the user both are one
+            program.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class ThreadPool:
         return [worker.op.state for worker in self.workers if worker.op is not None]
 
     def close(self) -> None:
-        """Wake nobody any more."""
+        """Cancel the timer."""
         if self._rescue is not None:
             self._rescue.cancel()
 
@@ -103,12 +104,12 @@ class ThreadPool:
                 self.idle.pop().thread.inbox.put(job)
             except IndexError:
                 self.backlog.append(job)
-                self._employ_idle()  # somebody may have become idle in between
+                self._employ_idle()  # a worker may have become idle in between
                 if not self.workers:
                     self.supervisor.fail_backlog()
 
     def _address(self, job: Job | Trip, number: int) -> bool:
-        """Give a job to the worker with this number; False: there is none now, any will do."""
+        """Give a job to the worker with this number; False: it does not exist now."""
         worker = next((worker for worker in self.workers if worker.number == number), None)
         if worker is None:
             return False
@@ -118,14 +119,14 @@ class ThreadPool:
         return True
 
     def _wake_for_backlog(self) -> None:
-        """Wake others, as the worker that was to take the backlog is slower than usual."""
+        """Wake other workers, because the one that should take the backlog is slower than usual."""
         self._rescue = None
         self._employ_idle()
 
     def next_job(self, worker: ThreadWorker) -> Job | Trip | None:
-        """Return a job for `worker`, if there is one. Called by the workers, too.
+        """Return a job for `worker`, if there is one. Also called by the workers.
 
-        What is for it alone and what is for any of them have turns.
+        Jobs for this worker alone and jobs for any worker take turns.
         """
         if worker.addressed and not (worker.ran_addressed and self.backlog):
             worker.ran_addressed = True
@@ -137,28 +138,28 @@ class ThreadPool:
             return worker.addressed.popleft() if worker.addressed else None
 
     def on_outbox(self, run: StreamRun, _: None) -> None:
-        """Pass on what a run has made; what is added to it from now on is told anew."""
+        """Pass on the parts of a run; later parts are reported again."""
         run.is_notified = False
         cast(StreamOwner, self.owner).parts(run, together(run.outbox))
 
     def on_done_busy(self, worker: ThreadWorker, job: Job | Trip) -> None:
-        """`worker` is done with `job`; it has taken another, or was looked after already."""
+        """Take a finished `job`; `worker` has taken another, or is handled already."""
         self._usual_ns += (worker.took_ns - self._usual_ns) / 16
         self.owner.done(worker, job)
 
     def on_done_idle(self, worker: ThreadWorker, job: Job | Trip) -> None:
-        """`worker` is done with `job` and found no other."""
+        """Take a finished `job`; `worker` found no other."""
         if worker.is_stuck or worker.is_leaving:
-            self.supervisor.came_back(worker, job)
+            self.supervisor.on_worker_returned(worker, job)
         elif worker.addressed or self.backlog:
             self.make_idle(worker)
-        else:  # jobs are added on the loop only, as this is
+        else:  # jobs are added on the loop only, where this runs
             self.idle.append(worker)
-        self._usual_ns += (worker.took_ns - self._usual_ns) / 16  # written again: a call less
+        self._usual_ns += (worker.took_ns - self._usual_ns) / 16  # repeated here to save a call
         self.owner.done(worker, job)
 
     def make_idle(self, worker: ThreadWorker) -> None:
-        """Have a worker take what waits for it, or be idle. In any thread, as the next ones."""
+        """Let a worker take a waiting job, or become idle. In any thread, as the next ones."""
         while True:
             if worker.addressed or self.backlog:
                 job = self.next_job(worker)
@@ -167,13 +168,13 @@ class ThreadPool:
                     return
             self.idle.append(worker)
             if worker.is_leaving and self.take_idle(worker):
-                self.post(self.supervisor.came_back, worker, None)
+                self.post(self.supervisor.on_worker_returned, worker, None)
                 return
             if not (worker.addressed or self.backlog) or not self.take_idle(worker):
                 return
 
     def _employ_idle(self) -> None:
-        """Wake as many idle workers as there are jobs for."""
+        """Wake as many idle workers as there are jobs."""
         while self.backlog:
             try:
                 worker = self.idle.pop()
@@ -211,7 +212,7 @@ class ThreadPool:
 
 
 class ThreadWorker:
-    """One copy of the Op, and the thread that works with it; another one may borrow it meanwhile.
+    """One copy of the Op, and the thread that runs it; another thread may borrow it.
 
     The loop reads `job` and `call_started`; only the thread that runs the copy writes them.
     """
@@ -219,7 +220,7 @@ class ThreadWorker:
     def __init__(self, pool: ThreadPool, op: BoundOp | None, number: int) -> None:
         self.pool: ThreadPool = pool
         self.number: int = number
-        self.addressed: deque[Job | Trip] = deque()  # for this worker alone, which is busy
+        self.addressed: deque[Job | Trip] = deque()  # for this worker alone, while it is busy
         self.ran_addressed: bool = False
         self.job: Any = None
         self.call_started: float | None = None
@@ -227,7 +228,8 @@ class ThreadWorker:
         self.is_leaving: bool = False
         self.began_ns: int = 0
         self.took_ns: int = 0
-        # What its Op sets in it, such as numpy's print options, no other Op sees.
+        # Each worker has its own context: settings that an Op makes, such as numpy's print options,
+        # are not visible to other Ops.
         self.context: contextvars.Context = pool.context.copy()
         self.op: BoundOp | None = None
         self.visit: Callable[..., Any]
@@ -236,7 +238,7 @@ class ThreadWorker:
         self.thread: WorkerThread = WorkerThread(self)
 
     def bind(self, op: BoundOp) -> None:
-        """Work with this copy from now on; `visit` is `op.plain` as all its code is to run."""
+        """Use this copy from now on; `visit` is `op.plain` in the worker's context."""
         run: Callable[..., Any] = self.context.run
         self.op, self.visit = op, partial(run, op.plain)
 
@@ -256,7 +258,7 @@ class ThreadWorker:
 
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         pool = self.pool
-        if run.reports_steps:  # they are together
+        if run.reports_steps:  # they are grouped already
             post = pool.post_soon if run.may_wait else pool.post
             post(cast(StreamOwner, pool.owner).parts, run, entries)
             return
@@ -266,16 +268,16 @@ class ThreadWorker:
             pool.post(pool.on_outbox, run, None)
 
     def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:
-        """Run a step, in whatever thread; `job` is set, and may have become another one."""
+        """Run a step, in any thread; `job` is set, and may have been replaced."""
         assert self.op is not None, "only workers that have one are idle"
         self.context.run(run.run, self.op, self, clock_ns)
 
 
 class WorkerThread(threading.Thread):
-    """One thread: waits at its inbox for the jobs of its worker.
+    """One thread, which waits at its inbox for the jobs of its worker.
 
-    On a trip it runs the copies of other workers, too. If it takes too long there, it becomes the
-    thread of the worker that it is busy with, and that one's takes its place; see `part`.
+    On a trip it also runs the copies of other workers. If it takes too long there, it becomes the
+    thread of the worker that it is running, and that worker's thread takes its place; see `part`.
     """
 
     def __init__(self, worker: ThreadWorker) -> None:
@@ -290,13 +292,13 @@ class WorkerThread(threading.Thread):
             return
         clock_ns = time.monotonic_ns
         job: Any = worker.job or self.inbox.get()
-        worker = self.worker  # it may be another one by now
+        worker = self.worker  # a trip may have changed it
         while job is not None:
             if isinstance(job, Trip):
                 worker.job = job
                 worker.began_ns = clock_ns()
                 if not job.go(worker, clock_ns):
-                    with EXCHANGE:  # who took the trip may be at it still
+                    with EXCHANGE:  # the thread that took the trip may still be changing it
                         worker = self.worker
                     job = worker.job
                     assert job is not None, "it is what has just run"
@@ -316,6 +318,6 @@ class WorkerThread(threading.Thread):
                 job = following
             else:
                 pool.post(pool.on_done_idle, worker, job)
-                job = None  # what was large in it is not kept until there is another one
+                job = None  # free large data while the thread waits
                 job = self.inbox.get()
                 worker = self.worker

@@ -1,6 +1,6 @@
-"""Warm-up: samples that a worker runs when its Op is initialised, before any request comes.
+"""Warm-up: samples that a worker runs after its Op is initialised, before any request comes.
 
-They go through the stages of a batch and nowhere else: no queue, no statistics.
+They pass only the stages of a batch: no queue, no statistics.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class WarmUpSample(msgspec.Struct, frozen=True, array_like=True):
-    """Requests that a worker runs together, all alike.
+    """Equal requests that a worker runs together.
 
     Args:
-        feed: what `process` gets of each, as `answer_form.packed` writes it.
-        requests: how many there are.
-        count: times that they run.
-        together: they are one batch; else each runs alone.
-        controls: names in `feed` that an Op with sequences is given by its worker, if it is.
+        feed: the feed of `process` for each, as `answer_form.packed` writes it.
+        requests: number of requests.
+        count: how often they run.
+        together: whether they are one batch; otherwise each runs alone.
+        controls: names in `feed` that the worker itself adds for an Op with sequences.
     """
 
     name: str
@@ -42,7 +42,7 @@ class WarmUpSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _SampleItem:
-    """A request that nobody sent; what a BatchRun wants to know of it."""
+    """A request for warm-up, with the attributes that a BatchRun reads."""
 
     data_id = log_id = 0
     deadline = None
@@ -55,12 +55,12 @@ class _SampleItem:
         self.info: RequestInfo = info
 
     def is_cancelled(self) -> bool:
-        """Return False: nobody leaves."""
+        """Return False: there is no client."""
         return False
 
 
 class _NoWatch:
-    """A CallWatch for calls that may take as long as they like."""
+    """A CallWatch without a timeout."""
 
     def call_begins(self) -> None: ...
     def call_ends(self) -> None: ...
@@ -69,7 +69,7 @@ class _NoWatch:
 def warm_up(op: BoundOp, number: int) -> None:
     """Run the samples of an Op in its worker with this number.
 
-    Raises InitError: one of them failed, in Triton's words.
+    Raises InitError: one of them failed; with Triton's text.
     """
     name = op.op.name
     instance = f"{name}_0" + f"_{number}" * (op.op.pipeline_config.concurrency > 1)
@@ -86,7 +86,7 @@ def warm_up(op: BoundOp, number: int) -> None:
 
 
 def _errors_of(op: BoundOp, sample: WarmUpSample) -> list[PipelineError]:
-    """Run a sample once; return what went wrong."""
+    """Run a sample once; return its errors."""
     is_sequence = op.feeds is not None
     items = []
     for number in range(1, sample.requests + 1):

@@ -213,7 +213,7 @@ def everybody_inside_is_before() -> contextlib.AbstractContextManager[Any]:
             for throughput in node.shedder._levels.values():
                 if throughput.is_backed_up:
                     ahead = controller.inside
-                    now = request.asked_at
+                    now = request.arrived_at
                     error = shedding.too_late(OverloadedError, throughput, request, now, ahead)
                     if error is not None:
                         raise error
@@ -243,7 +243,7 @@ def kept_answers_are_judged_first() -> contextlib.AbstractContextManager[Any]:
 
 def no_op_refuses() -> contextlib.AbstractContextManager[Any]:
     """Only admission refuses."""
-    return mock.patch.object(Shedder, "refusal_here", return_value=None)
+    return mock.patch.object(Shedder, "refusal_on_arrival", return_value=None)
 
 
 def each_counts_twice() -> contextlib.AbstractContextManager[Any]:

@@ -17,7 +17,7 @@ from pipeline.metrics import Ledger
 from pipeline.op import configure_op
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.ray.actor import RayActor
-from pipeline.workers.ray.api import ActorGoneError, Demands, ObjectGoneError, Told
+from pipeline.workers.ray.api import ActorGoneError, Demands, ObjectGoneError, OnValue
 from pipeline.workers.ray.cargo import ActorSetup, for_transport
 from pipeline.workers.ray.link import RayContext, Sender
 from pipeline.workers.ray.objects import RayMemory
@@ -46,14 +46,14 @@ class Ref:
     value: Any = None
     error: Exception | None = None
     is_done: bool = False
-    waiting: list[Told] = field(default_factory=list)
+    waiting: list[OnValue] = field(default_factory=list)
 
     def settle(self, value: Any, error: Exception | None = None) -> None:
         if self.is_done:
             return
         self.value, self.error, self.is_done = value, error, True
-        for told in self.waiting:
-            told(value, error)
+        for notify in self.waiting:
+            notify(value, error)
         self.waiting.clear()
 
 
@@ -173,11 +173,11 @@ class FakeRay:
         self.gets += 1
         return ref.value
 
-    def when_done(self, ref: Ref, told: Told) -> None:
+    def when_done(self, ref: Ref, notify: OnValue) -> None:
         if ref.is_done:
-            told(ref.value, ref.error)
+            notify(ref.value, ref.error)
         else:
-            ref.waiting.append(told)
+            ref.waiting.append(notify)
 
     def kill(self, actor: FakeActor) -> None:
         actor.dies()

@@ -199,7 +199,7 @@ class TripRowForm(Protocol):
     def add(self, *fields: int) -> None: ...
     def add_spans(self, request: RequestState, spans: Sequence[int]) -> None: ...
     def add_times(self, request: RequestState, times: Sequence[int]) -> None: ...
-    def taken(self) -> tuple[Rows, Rows]: ...
+    def take_rows(self) -> tuple[Rows, Rows]: ...
 
 
 class Journal:
@@ -240,7 +240,7 @@ class Journal:
         self.spans.clear()
         self.requests.clear()
         for form in self.trip_rows:
-            trip_spans, trip_requests = form.taken()
+            trip_spans, trip_requests = form.take_rows()
             spans, requests = _joined(spans, trip_spans), _joined(requests, trip_requests)
         self.trip_rows.clear()
         self.extra_spans = 0

@@ -79,7 +79,7 @@ class SpanRecorder:
         for indexes, times in executions(run):
             self.batches += 1
             if self.has_fillers:
-                self._tell_fillers(run, indexes)
+                self._report_fillers(run, indexes)
             home_ns = times[3] if is_within else max(received_ns, times[3])
             batch_members = map(members.__getitem__, indexes)
             self._execution(batch_members, worker.number, times, received_ns, home_ns)
@@ -206,7 +206,7 @@ class SpanRecorder:
                 ends = data_id, rows, code, item.ready_ns, *[now_ns] * 5
                 self.journal.spans.append(pack_span(self.index, NO_WORKER, -1, *ends))
 
-    def _tell_fillers(self, run: BatchRun, indexes: Iterable[int]) -> None:
+    def _report_fillers(self, run: BatchRun, indexes: Iterable[int]) -> None:
         """Report the number of fillers in an execution to sinks that count them."""
         places = [run.places[index] for index in indexes] if run.places else []
         for sink in self.journal.sinks if self.journal is not None and places else ():
@@ -305,7 +305,7 @@ class TripRows:
         request.infer_ns += process_ends_ns - preprocess_ends_ns
         request.output_ns += ends_ns - process_ends_ns
 
-    def taken(self) -> tuple[Rows, Rows]:
+    def take_rows(self) -> tuple[Rows, Rows]:
         """Return and remove the rows: of SPAN, sorted by Op, and of REQUEST."""
         columns = np.frombuffer(b"".join(self._rows), np.int64).reshape(-1, self._fields).T
         self._rows.clear()

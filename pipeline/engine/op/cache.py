@@ -62,7 +62,7 @@ class CacheFilter(OpFilter):
     A request whose answer is found overtakes the waiting requests, even if answers leave in order.
     """
 
-    goes_alone: str = "its answers are kept"
+    group_obstacle: str = "its answers are kept"
 
     def __init__(self, node: OpNode, answers: AnswerCache) -> None:
         self._node = node
@@ -70,9 +70,11 @@ class CacheFilter(OpFilter):
         node.may_spare = True
 
     def add(self, call_next: Callable[[Item], None], item: Item) -> None:
-        self._kept.find(item.inputs, item.info, functools.partial(self._found, call_next, item))
+        self._kept.find(item.inputs, item.info, functools.partial(self._on_lookup, call_next, item))
 
-    def _found(self, call_next: Callable[[Item], None], item: Item, lookup: CacheLookup) -> None:
+    def _on_lookup(
+        self, call_next: Callable[[Item], None], item: Item, lookup: CacheLookup
+    ) -> None:
         """Answer a request from the cache, or let it wait, unless it has ended meanwhile."""
         request, node = item.request, self._node
         if item.generation != request.generation:
@@ -125,7 +127,7 @@ class CachedGraph(Filter):
         self._complete = complete
         self._clock_ns = clock_ns
         self._answers: AnswerCache | None = None
-        self._found: dict[RequestState, CacheLookup] = {}  # requests in the graph
+        self._lookups: dict[RequestState, CacheLookup] = {}  # requests in the graph
 
     def open_cache(self, answers: AnswerCache) -> None:
         """Keep answers from now on."""
@@ -147,7 +149,7 @@ class CachedGraph(Filter):
         if request.generation != generation:  # answered, or started again
             return
         if lookup.answer is None:
-            self._found[request] = lookup
+            self._lookups[request] = lookup
             self.send(request, payload)
         else:
             assert self._answers is not None, "the lookup came from it"
@@ -156,7 +158,7 @@ class CachedGraph(Filter):
 
     def complete(self, request: RequestState, answer: Any) -> None:
         """End a request after its answer was read for the cache."""
-        lookup = self._found.pop(request, None)
+        lookup = self._lookups.pop(request, None)
         if (
             lookup is None
             or self._answers is None
@@ -175,7 +177,7 @@ class CachedGraph(Filter):
 
     def on_end(self, request: RequestState) -> None:
         """Forget a request that ended in another way."""
-        self._found.pop(request, None)
+        self._lookups.pop(request, None)
 
 
 def _nowhere(request: RequestState, payload: Any) -> None:

@@ -48,7 +48,7 @@ class OpDispatcher:
     """
 
     streams: bool = False
-    goes_alone: str = ""
+    group_obstacle: str = ""
     run_type: type[BatchRun] = BatchRun
     may_spare: bool = False
     filters: tuple[OpFilter, ...] = ()
@@ -139,7 +139,7 @@ class OpDispatcher:
     def add(self, item: Item) -> None:
         """Queue an item, unless it cannot run before its deadline."""
         request, now = item.request, self._router.loop.time()
-        if request.deadline is not None and (shed := self.shedder.refusal_here(request, now)):
+        if request.deadline is not None and (shed := self.shedder.refusal_on_arrival(request, now)):
             self.pass_on(item, shed)  # it never waited, and has no span
             return
         self.load.has_ready = True
@@ -208,7 +208,7 @@ class OpDispatcher:
             edges=self.links.edges,
         )
         for op_filter in self.filters:
-            state = op_filter.seen(state)
+            state = op_filter.complete_state(state)
         return state
 
     # Batches ----------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class OpDispatcher:
         scheduler, load, room, runs = self.scheduler, self.load, self.room, []
         now = self._router.loop.time()
         if not load.workers and self.shortcut is not None:
-            self.shortcut.workers_are_there()
+            self.shortcut.on_workers_started()
         load.workers = min(self.workers.count, load.most_workers)
         load.max_rows = load.rows_limits[self.workers.note is not None]
         while True:
@@ -385,7 +385,7 @@ class OpDispatcher:
             return
         if request.detours is None or item.lap == request.lap(self):
             self._router.route(self, request, outcome, jumped)
-        self._router.gone(item)
+        self._router.item_done(item)
 
 
 def as_batch(item: Item) -> BatchRun:
@@ -491,7 +491,7 @@ class Shortcut:
         self._is_rush = len(jobs) > 1
         self._node.submit(jobs)
 
-    def workers_are_there(self) -> None:
+    def on_workers_started(self) -> None:
         """Find out what kind of jobs the workers take; called when they have started."""
         self._takes_items = self._hands_on or OpFacts(self._node.op).is_plain
         spans = self._node.spans
@@ -530,7 +530,7 @@ class Shortcut:
                 if request.detours is None or not request.lap(node):  # it was made in the first lap
                     router.route(node, request, outcome)
                 if job.generation == request.generation:  # the request is not over
-                    router.gone(job)
+                    router.item_done(job)
         if load.has_ready:
             router.cycle.mark_dirty(node)
 

@@ -107,7 +107,7 @@ class _ElasticOp:
             return
         node = self.node
         there = len(_resizable(node).numbers)
-        wanted = self._policy.wanted(seen_of(node, there), now)
+        wanted = self._policy.wanted(demand_of(node, there), now)
         if wanted == there or (wanted > there and now < self._not_before):
             return
         self._change = asyncio.create_task(self._resize(there, wanted))
@@ -169,7 +169,7 @@ class Elasticity:
             await op.close()
 
 
-def seen_of(node: OpDispatcher, workers: int) -> Demand:
+def demand_of(node: OpDispatcher, workers: int) -> Demand:
     """Return the demand at an Op with so many workers."""
     load, queued = node.load, len(node.scheduler)
     batches = queued / node.op.pipeline_config.batch_size

@@ -30,7 +30,7 @@ class OpFilter:
         parked: how many requests wait here, and not in the scheduler.
     """
 
-    goes_alone: str = ""
+    group_obstacle: str = ""
     parked: int = 0
 
     def add(self, call_next: Callable[[Item], None], item: Item) -> None:
@@ -72,7 +72,7 @@ class OpFilter:
         """Return how many requests of so many samples may come as a convoy; 0: any number."""
         return 0
 
-    def seen(self, state: OpState) -> OpState:
+    def complete_state(self, state: OpState) -> OpState:
         """Return the state of the Op, completed by this filter."""
         return state
 
@@ -90,7 +90,7 @@ class FilteredDispatcher(Protocol):
     """
 
     filters: tuple[OpFilter, ...]
-    goes_alone: str
+    group_obstacle: str
     shortcut: Any
 
 
@@ -102,7 +102,7 @@ def surround(node: FilteredDispatcher, *filters: OpFilter, within: bool = False)
     node.filters = (*node.filters, *filters) if within else (*filters, *node.filters)
     node.shortcut = None  # it would skip the filters
     for op_filter in filters:
-        node.goes_alone = node.goes_alone or op_filter.goes_alone
+        node.group_obstacle = node.group_obstacle or op_filter.group_obstacle
     for step in _STEPS:
         vars(node).pop(step, None)
         for op_filter in reversed(node.filters):

@@ -24,7 +24,7 @@ class WorkerLimit(OpFilter):
         model: the Op at the limiter; None: the Op is closed.
     """
 
-    goes_alone: str = "its workers share resources with others"
+    group_obstacle: str = "its workers share resources with others"
 
     def __init__(self, node: OpDispatcher, limiter: RateLimiter) -> None:
         self.model: LimitedModel | None = limiter.add(

@@ -20,7 +20,7 @@ class OrderFilter(OpFilter):
     Errors of lost batches do not wait.
     """
 
-    goes_alone: str = "its answers leave in order"
+    group_obstacle: str = "its answers leave in order"
 
     def __init__(self) -> None:
         self._numbers: dict[Item, int] = {}  # the batch of each unanswered item

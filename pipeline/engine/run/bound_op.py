@@ -179,7 +179,7 @@ class BoundOp(OpFacts):
                 if item.is_feed or self._needs_dicts:
                     return data
                 answer = self.users_postprocess(item.inputs, data, item.data_id, item.log_id)
-                return answer if type(answer) is dict else self._told(answer)
+                return answer if type(answer) is dict else self._plain_answer(answer)
             if isinstance(data, PipelineError):
                 return data
             if item.is_feed:
@@ -261,9 +261,9 @@ class BoundOp(OpFacts):
         if self._needs_dicts and not isinstance(fetched, _FETCHED):
             expected = "return a dict, or write a postprocess that makes one of it or its results"
             raise self._refused("preprocess", fetched, expected)
-        return self._told(self.users_postprocess(inputs, fetched, data_id, log_id))
+        return self._plain_answer(self.users_postprocess(inputs, fetched, data_id, log_id))
 
-    def _told(self, answer: Any) -> Any:
+    def _plain_answer(self, answer: Any) -> Any:
         """Return the result of postprocess: the answer, or the generator of its parts."""
         if type(answer) is tuple and len(answer) == 3 and answer[1] is None:
             answer = answer[0]

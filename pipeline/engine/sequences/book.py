@@ -485,7 +485,7 @@ def dropped(op_name: str, id: int | str, has_slot: bool, request: RequestState) 
     """Return the error of a sequence's other requests after one has left."""
     if not has_slot and isinstance(request.error, DeadlineError):
         return OverloadedError(EXPIRED)
-    how = how_it_left(request.error)
+    how = ending_text(request.error)
     return RequestCancelledError(
         f"[{op_name}] a request of sequence {id} {how}, which ended the sequence"
     )
@@ -499,7 +499,7 @@ def lost(op_name: str, id: int | str) -> PipelineError:
     )
 
 
-def how_it_left(error: PipelineError | None) -> str:
+def ending_text(error: PipelineError | None) -> str:
     """Return a text for the end of a request that did not run, by the client's error."""
     if isinstance(error, DeadlineError):
         return "ran out of time"

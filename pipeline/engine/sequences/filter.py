@@ -48,7 +48,7 @@ class SequenceFilter(OpFilter):
         wake: has the Op cut its batches soon.
     """
 
-    goes_alone: str = "its sequences stay with its workers"
+    group_obstacle: str = "its sequences stay with its workers"
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SequenceFilter(OpFilter):
     def passed_by(self, request: RequestState, error: PipelineError | Absent) -> None:
         self._scheduler.reorder_buffer.note_missing(request, error)
 
-    def seen(self, state: OpState) -> OpState:
+    def complete_state(self, state: OpState) -> OpState:
         book = self._scheduler.book
         if not book.slots.lives:  # no request has come yet
             self._scheduler.workers_are(self._lasting.lives())

@@ -210,7 +210,7 @@ class StreamDelivery(Filter):
         elif target is not None and not target.wants_response:
             self._pass_data(request, stream, parts)
         else:
-            stream.is_plain = self._packer.goes_plain(request)
+            stream.is_plain = self._packer.fits_plain(request)
             self._pass_one(request, stream, stream.first_of(parts))
 
     def _pass_data(

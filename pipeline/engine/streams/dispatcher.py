@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from pipeline.engine.detours import no_such_way
+from pipeline.engine.detours import bad_goto
 from pipeline.engine.journal.journal import (
     FROM_OUTSIDE,
     MAX_ROWS,
@@ -218,7 +218,7 @@ class StreamDispatcher(OpDispatcher):
             else:  # the end of one input part; all slots have one source
                 source_of(self, next(iter(self._reads))).took(request, (self, ""))
                 self._next(request, inlet)
-            self._router.gone(item)
+            self._router.item_done(item)
         elif isinstance(outcome, PipelineError):
             note_end(self.spans, flow, item, PartKind.FAILED)
             note_stream(self.spans, run, item, outcome_of(outcome))
@@ -331,7 +331,7 @@ class StreamDispatcher(OpDispatcher):
             assert inlet is not None, "what a generator makes goes by `parts`"
             self._send_part(request, inlet.number, outcome)
             self._next(request, inlet)
-        self._router.gone(item)
+        self._router.item_done(item)
 
     def _next(self, request: RequestState, inlet: Inlet) -> None:
         """Continue with the next part of a request, unless the request has ended."""
@@ -374,7 +374,7 @@ class StreamDispatcher(OpDispatcher):
         links, to = self.links, goto.to
         named = [reader for reader in links.successors if reader.name in to]
         if len(named) < len(to):
-            error, flow = no_such_way(self, to), self._runs.get(request)
+            error, flow = bad_goto(self, to), self._runs.get(request)
             if flow is None:
                 self._fail_stream(request, error)
             else:

@@ -84,9 +84,9 @@ class IterativeDispatcher(StreamDispatcher):
 
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         self._note_steps(run)
-        self._tell_all(run, entries)
+        self._send_all(run, entries)
 
-    def _tell_all(self, run: StreamRun, entries: Sequence[Entry]) -> None:
+    def _send_all(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         """Send the parts, and free the places of requests that have ended."""
         items, runs = run.items, self._runs
         for place, outcome in entries:
@@ -134,15 +134,15 @@ class IterativeDispatcher(StreamDispatcher):
     def _end(self, run: StreamRun, places: Sequence[int], error: PipelineError) -> None:
         """End the requests in some places of a given-up run; the others continue in a new one."""
         self._is_back(run)
-        left = run.left()
+        left = run.take_unsent()
         following = run.without(places)
         self._at[run.ran_at] = following
         for flow in self._runs.values():
             if flow.run is run:
                 flow.run = following
         self._note_steps(run)
-        self._tell_all(following, left)
-        self._tell_all(following, [(place, error) for place in places if place in following.taken])
+        self._send_all(following, left)
+        self._send_all(following, [(place, error) for place in places if place in following.taken])
         if following.taken:
             self._resume(following)
         elif self._at.get(run.ran_at) is following:

@@ -212,7 +212,7 @@ class Pull:
         finally:
             watch.call_ends()
 
-    def left(self, run: StreamRun) -> list[Entry]:
+    def take_unsent(self, run: StreamRun) -> list[Entry]:
         return []
 
     def without(self, places: Sequence[int]) -> Pull:
@@ -344,7 +344,7 @@ class PartSource(Protocol):
     def close(self, op: BoundOp, watch: StreamWatch) -> None:
         """End it in any state. Raises nothing."""
 
-    def left(self, run: StreamRun) -> list[Entry]:
+    def take_unsent(self, run: StreamRun) -> list[Entry]:
         """Take the parts that it has not sent, after its run was given up."""
 
     def without(self, places: Sequence[int]) -> PartSource:
@@ -522,9 +522,9 @@ class StreamRun(BatchRun, eq=False):
             run.ended[place] = True
         return run
 
-    def left(self) -> list[Entry]:
+    def take_unsent(self) -> list[Entry]:
         """Take the parts that the worker had not sent when it was given up."""
-        return [entry for pull in self.pulls for entry in pull.left(self)]
+        return [entry for pull in self.pulls for entry in pull.take_unsent(self)]
 
     # In the worker ------------------------------------------------------------------------------
 

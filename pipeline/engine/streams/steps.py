@@ -300,7 +300,7 @@ class Steps:
     def close(self, op: BoundOp, watch: StreamWatch) -> None:
         """Do nothing: nothing runs between steps."""
 
-    def left(self, run: StreamRun) -> list[Entry]:
+    def take_unsent(self, run: StreamRun) -> list[Entry]:
         entries: list[Entry] = [*self._unsent, *self.held.items()]
         run.steps += self._steps
         self._unsent, self.held, self._steps = [], {}, []

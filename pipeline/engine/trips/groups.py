@@ -75,7 +75,7 @@ class OpGroups:
         self._plans = [plan for plan in self._plans if plan.trips]
         self._of_leader.clear()
         for stop in (*self._nodes, *self._ends):
-            if goes(stop) and is_bound(stop.op, stop.workers):
+            if is_groupable(stop) and is_bound(stop.op, stop.workers):
                 stop.pace.is_fusable = False
             stop.pace.entered = ()
         for node in self._nodes:
@@ -84,11 +84,11 @@ class OpGroups:
 
     def _receivers(self, readers: Sequence[OpNode]) -> tuple[Receiver, ...]:
         """Return the receivers of an answer: of Ops that are entered together only the first."""
-        single = [node for node in readers if goes(node) and not node.channel.is_join]
+        single = [node for node in readers if is_groupable(node) and not node.channel.is_join]
         if len(single) < 2:
             return alone(readers)
         first = min(single, key=place_of)
-        others = [node for node in single if node is not first and goes_along(node)]
+        others = [node for node in single if node is not first and takes_single_requests(node)]
         first.pace.entered = entered = tuple(sorted(others, key=place_of))
         return tuple(
             (node, entered if node is first else ()) for node in readers if node not in entered
@@ -109,10 +109,14 @@ class OpGroups:
         if opens and (len(receivers) > 1 or receivers[0][0].channel.is_join):
             return None
         first: Any = receivers[0][0] if opens else leader
-        if not (goes(leader) and goes(first)):
+        if not (is_groupable(leader) and is_groupable(first)):
             return None
         inside, entered = self._inside(first), first.pace.entered
-        closes = self._packer is not None and goes(self._packer) and self._executor.last in inside
+        closes = (
+            self._packer is not None
+            and is_groupable(self._packer)
+            and self._executor.last in inside
+        )
         if len(inside) + opens + closes == 1 or not all(node in inside for node in entered):
             return None
         places = {node: place for place, node in enumerate(inside, opens)}
@@ -147,7 +151,7 @@ class OpGroups:
         entered, inside, names = leader.pace.entered, [leader], {leader.name}
         for node in self._nodes[place_of(leader) + 1 :]:
             reads_inside = names.issuperset(node.channel.producers)
-            is_next = reads_inside and goes(node) and waits_for_nobody(node)
+            is_next = reads_inside and is_groupable(node) and begins_at_once(node)
             if (is_next or node in entered) and len(inside) < _MOST_STEPS:
                 inside.append(node)
                 names.add(node.name)
@@ -198,19 +202,19 @@ def place_of(node: OpNode) -> int:
     return node.spans.index
 
 
-def goes(node: TripStop) -> bool:
+def is_groupable(node: TripStop) -> bool:
     """Return whether an Op, or an end of the graph, may be in a group now."""
     return node.pace.is_quick and node.pace.is_fusable
 
 
-def goes_along(node: OpNode) -> bool:
+def takes_single_requests(node: OpNode) -> bool:
     """Return whether an Op takes a request alone, without waiting for others."""
     return node.op.pipeline_config.batch_size == 1 or not runs_process(node.op)
 
 
-def waits_for_nobody(node: OpNode) -> bool:
+def begins_at_once(node: OpNode) -> bool:
     """Return whether an idle worker of an Op gets a request at once, alone if no other is there."""
-    return goes_along(node) or node.op.pipeline_config.auto_batching_timeout_s is None
+    return takes_single_requests(node) or node.op.pipeline_config.auto_batching_timeout_s is None
 
 
 def _end(end: TripStop, name: str, producers: tuple[str, ...] = (), **fields: Any) -> Step:
@@ -239,8 +243,8 @@ def obstacle(node: OpNode, nodes: Iterable[OpNode]) -> str | None:
     config = node.op.pipeline_config
     if not config.fuse:
         return "fuse is false"
-    if node.goes_alone:
-        return node.goes_alone
+    if node.group_obstacle:
+        return node.group_obstacle
     if node.room.size:
         return "channels are bounded"
     if node.streams:

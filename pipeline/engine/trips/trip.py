@@ -306,7 +306,7 @@ class Trip:
 
     # For the loop, when no thread runs the trip any more ------------------------------------------
 
-    def left(self) -> list[tuple[TripStop, dict[str, Any]]]:
+    def remaining(self) -> list[tuple[TripStop, dict[str, Any]]]:
         """Return the inputs of steps that were not taken."""
         left = []
         for step, inputs in list(zip(self.plan.steps, self.step_inputs, strict=False))[self.done :]:

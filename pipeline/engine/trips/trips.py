@@ -161,7 +161,7 @@ class Trips:
         self._settle(trip)
         item = trip.item
         if item.generation == item.request.generation:
-            self._executor.gone(item)
+            self._executor.item_done(item)
         if leader is not None and not leader.is_dirty and len(leader.scheduler):
             self._executor.cycle.mark_dirty(leader)
 
@@ -211,7 +211,7 @@ class Trips:
     def _settle(self, trip: Trip) -> None:
         """Record the steps that were done, and pass on their answers."""
         plan, item, executor = trip.plan, trip.item, self._executor
-        if _taken_down(trip, self._clock_ns):
+        if _record(trip, self._clock_ns):
             self.changed()
         if trip.failure is not None:
             self._fail(trip.failure, item)
@@ -222,7 +222,7 @@ class Trips:
                 executor.leave(step, request, outside[step.name])
         if trip.answer is None and len(trip.marks) == plan.all_marks:
             return
-        for node, inputs in trip.left():
+        for node, inputs in trip.remaining():
             for slot, part in inputs.items():
                 if item.generation == request.generation:
                     node.enqueue(request, slot, part)
@@ -239,7 +239,7 @@ class Trips:
 # What a trip has done --------------------------------------------------------------------------
 
 
-def _taken_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
+def _record(trip: Trip, clock_ns: Callable[[], int]) -> bool:
     """Record the results of a trip; return whether the groups have to be formed again."""
     plan, marks, item = trip.plan, trip.marks, trip.item
     if not marks:
@@ -250,7 +250,7 @@ def _taken_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
     if len(marks) > plan.ends:  # the pack ran also, and has no span
         is_well, marks = trip.runs.pop(plan.ops.stop) is not None, marks[: plan.ends]
     if not is_well or trip.runs or request.spans is not None or len(marks) < plan.ends:
-        _take_down_spans(trip)
+        _record_spans(trip)
     elif rows is not None:
         if plan.leader is None:
             began_ns, marks = item.ready_ns, marks[OF_STEP:]
@@ -260,10 +260,10 @@ def _taken_down(trip: Trip, clock_ns: Callable[[], int]) -> bool:
             request.trip_rows = rows, times
         else:
             rows.add_spans(request, times, is_over)
-    return _is_other_pace(trip)
+    return _update_paces(trip)
 
 
-def _is_other_pace(trip: Trip) -> bool:
+def _update_paces(trip: Trip) -> bool:
     """Record how long each Op took; return whether the groups have to be formed again."""
     plan, marks, began_ns = trip.plan, trip.marks, trip.began_ns
     is_slow = marks[-1] - began_ns > pace.SLOW_NS  # so one of the steps may be slow
@@ -286,7 +286,7 @@ def _is_other_pace(trip: Trip) -> bool:
     return is_other
 
 
-def _take_down_spans(trip: Trip) -> None:
+def _record_spans(trip: Trip) -> None:
     """Record the spans, in the order of the steps."""
     ops, recorders, marks, last = trip.plan.ops, trip.plan.recorders, trip.marks, trip.done - 1
     if not recorders[0].is_wanted and trip.item.request.spans is None:

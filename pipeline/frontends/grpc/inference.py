@@ -150,7 +150,7 @@ def _send_head(head: AnswerHead | None, response: Any, call: GrpcCall) -> None:
     failure = failure_in(head, response)
     if failure is not None:
         raise failure
-    call.say(head)
+    call.take_head(head)
 
 
 def _is_closed(response: Any) -> bool:

@@ -122,7 +122,7 @@ class GrpcCall:
         kind, _, address = self._context.peer().partition(":")
         return unquote(address) if kind.startswith("ip") else ""
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Send the head that user code set, after the answer."""
         self._context.set_trailing_metadata(trailing(None, head=head))
 

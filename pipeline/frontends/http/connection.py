@@ -181,7 +181,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             if self.endpoint is not None:  # it has not ended yet
                 self.request = request
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Note the head that user code set."""
         self._head = head
 

@@ -231,7 +231,7 @@ class _TaskCall(LinkCall):
             _unlimited if timeout_ns < 0 else _clock(peer.loop, timeout_ns / _NS_PER_S)
         )
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Send the head that user code set, after the answer."""
         status = head.status or 200
         self._end = end_of(0, status, trailers=fields(trailing(None, head=head)))

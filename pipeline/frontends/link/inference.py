@@ -87,7 +87,7 @@ class InferenceCall(UnarySink, LinkCall):
         self._end = SUCCESS
         self._head: AnswerHead | None = None  # set by user code
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Note the head that user code set."""
         self._head = head
         metadata = trailing(None, head=head) if self._service.is_grpc else head.headers

@@ -79,7 +79,7 @@ class PostCall(UnarySink, LinkCall):
         else:
             self.begin(b"".join(pieces))
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Note the head that user code set."""
         self._head = head
 

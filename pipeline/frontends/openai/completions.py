@@ -139,9 +139,9 @@ class _OneChoice(UnarySink):
         self._writer = writer
         self._request = request
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Pass on the head that user code set for the answer."""
-        self._sink.say(head)
+        self._sink.take_head(head)
 
     def fail(self, error: PipelineError) -> None:
         """Pass on the error that the answer reports."""

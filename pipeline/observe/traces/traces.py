@@ -420,9 +420,9 @@ class _Sink:
         self.takes_parts = sink.takes_parts
         self.is_ours = sink.is_ours
 
-    def say(self, head: AnswerHead) -> None:
+    def take_head(self, head: AnswerHead) -> None:
         """Pass on what user code says of the answer's head."""
-        self._sink.say(head)
+        self._sink.take_head(head)
 
     def fail(self, error: PipelineError) -> None:
         """Pass on the error that the answer tells."""

@@ -69,9 +69,9 @@ def output_specs(
 ) -> list[TensorSpec]:
     """Return the outputs; with `fetch_list` only outputs that can be fetched.
 
-    The probabilities that ZipMap has made dicts of are an array with a column for each class.
+    Probabilities that ZipMap has turned into dicts are an array with a column for each class.
 
-    Raises InitError: one that is to be fetched is no array.
+    Raises InitError: an output of `fetch_list` is not an array.
     """
     specs, odd = [], []
     for node in nodes:

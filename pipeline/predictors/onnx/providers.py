@@ -216,18 +216,18 @@ _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request to onnxruntime: providers, their options, and what to say where they are missing.
+    """A request to onnxruntime: providers, their options, and the texts if they are missing.
 
     Args:
         model: the model's name, for texts.
-        asked: the key and what it stands for, for texts: "devices: GPU 3".
-        build: what to install where this build of onnxruntime has it not.
-        otherwise: what to set to do without it.
+        asked: the key and its meaning, for texts: "devices: GPU 3".
+        build: the package to install if this build of onnxruntime lacks it.
+        otherwise: the setting that does not need it.
         providers: with their options, in order of precedence.
         main: the provider that has to run nodes of the model; None: any may run them.
         memory: where it computes; None: in the host's memory.
         needs_scales: whether the model itself has to be quantised.
-        warnings: what the configuration asks for in vain.
+        warnings: settings that have no effect.
     """
 
     model: str

@@ -164,15 +164,15 @@ def _output(program: Program, alias: str, name: str) -> TensorSpec:
 
 
 def offsets(model: str, name: str, value: Any, rows: int) -> list[list[int]]:
-    """Return the LoD of one input as Paddle takes it: one level.
+    """Return the LoD of one input in Paddle's form: one level.
 
     Args:
         name: the input's.
-        value: where each sequence starts, and at last `rows`: ints in a list or an array of any
+        value: where each sequence starts, and finally `rows`: ints in a list or an array of any
             shape.
         rows: of the input.
 
-    Raises InputError: `value` is no such thing: Paddle reads beyond the array with a wrong one.
+    Raises InputError: `value` is not a LoD: with a wrong one Paddle reads beyond the array.
     """
     try:
         array = as_array(value)

@@ -297,7 +297,7 @@ def tensor_sizes(path: Path) -> list[int] | None:
     The format, as `load_combine` of Paddle reads it, is for each tensor: u32 version, u64 count of
     LoD levels, each u64 bytes and that many; u32 version, i32 length of a TensorDesc, the
     TensorDesc, the elements. All little-endian. Raises InitError: the file ends within a tensor,
-    which Paddle does not always notice, or is none of weights.
+    which Paddle does not always detect, or is not a file of weights.
     """
     try:
         with path.open("rb") as file:

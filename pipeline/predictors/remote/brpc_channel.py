@@ -140,7 +140,7 @@ class BrpcChannel:
         question = _Question(body, log_id, waiting, read)
         servers = self._servers()
         if servers.policy.count_down:
-            self._probe_those_due(servers)
+            self._probe_due(servers)
         reasons: list[str] = []
         useless: set[int] = set()
         attempts = len(servers.pools) + 1
@@ -280,7 +280,7 @@ class BrpcChannel:
 
     # Health
 
-    def _probe_those_due(self, servers: _Servers) -> None:
+    def _probe_due(self, servers: _Servers) -> None:
         with servers.lock:
             due = servers.policy.due()
         for index in due:

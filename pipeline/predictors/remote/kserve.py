@@ -26,10 +26,10 @@ _STARTUP_TIMEOUT_S = 10.0  # for a server to come up and describe the model
 
 
 class KServePredictor(RemotePredictor):
-    """A model on other servers as a `Predictor`; calls go round robin over those that are there.
+    """A model on other servers as a `Predictor`; calls go round robin over the servers that answer.
 
     Elements of a BYTES input are `str` or `bytes`; those of a BYTES output are `str` if they are
-    UTF-8, else `bytes`. A `log_id`, unless it is 0, goes as the request's id.
+    UTF-8, otherwise `bytes`. A `log_id`, unless it is 0, is sent as the request's id.
     """
 
     def __init__(

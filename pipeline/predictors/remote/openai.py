@@ -59,10 +59,10 @@ class OpenAIModel(RemoteModel, frozen=True, kw_only=True):
 class OpenAIPredictor:
     """A model on other servers as a `Predictor`, which answers whole or in parts.
 
-    The input says which call it makes: `messages` a chat, `prompt` a text, `input` embeddings.
-    All of it goes as it is, arrays as lists. The answer has the names that the frontend `openai`
-    reads: `text`, `finish_reason`, `prompt_tokens`, `completion_tokens`, and what else the model
-    said, such as `tool_calls`; or `embedding`, an array with a row for each input.
+    The input decides the call: `messages` a chat, `prompt` a text, `input` embeddings. All of it is
+    sent unchanged, arrays as lists. The answer has the names that the frontend `openai` reads:
+    `text`, `finish_reason`, `prompt_tokens`, `completion_tokens`, and other fields of the model's
+    answer, such as `tool_calls`; or `embedding`, an array with a row for each input.
 
     Raises InitError: an endpoint or the key cannot be used.
     """

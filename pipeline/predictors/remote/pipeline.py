@@ -26,15 +26,14 @@ from pipeline.stores.base import InputStore, forget, open_store, stored
 
 
 class PipelinePredictor(RemotePredictor):
-    """Another pipeline as a `Predictor`; calls go round robin over the servers that are there.
+    """Another pipeline as a `Predictor`; calls go round robin over the servers that answer.
 
-    What it is fed, and answers, are the peer's own matter: `feed_names` is empty, and so is
-    `fetch_names` without a `fetch_list`; without either, all results are returned. It is fed
-    arrays, text, bytes, numbers, lists of them, and LoD offsets as `<name>.lod`; `batch=False`
-    gives arrays and lists a first axis of one. It returns arrays by name, with their LoD; text and
-    bytes that are no array as they are. Where the peer answers text only, as Paddle's server does,
-    the text of an array or of a list of text becomes an array. An error of the peer's is raised
-    with its class, code and text.
+    The peer decides its inputs and outputs: `feed_names` is empty, and so is `fetch_names` without
+    a `fetch_list`; without either, all results are returned. Inputs are arrays, text, bytes,
+    numbers, lists of them, and LoD offsets as `<name>.lod`; `batch=False` gives arrays and lists a
+    first axis of one. Results are arrays by name, with their LoD; other text and bytes are returned
+    unchanged. If the peer answers in text only, as Paddle's server does, the text of an array or of
+    a list of text becomes an array. An error of the peer is raised with its class, code and text.
     """
 
     def __init__(self, model: RemoteModel, calls: GrpcCalls) -> None:

@@ -37,11 +37,11 @@ _OPTIONS = (
 
 
 class CannotConnectError(Exception):
-    """There is no connection to the server; the text says why, but not whose it is."""
+    """No connection could be opened; the text has the reason, but not the server's name."""
 
 
 class ConnectionLostError(Exception):
-    """The connection cannot be used any more; the text says why, but not whose it is."""
+    """The connection is closed; the text has the reason, but not the server's name."""
 
 
 class OutOfTimeError(Exception):

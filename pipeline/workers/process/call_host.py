@@ -1,4 +1,4 @@
-"""CallHost: the server's end of what a worker process asks of other models."""
+"""CallHost: the server's end of a worker process's calls to other models."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from pipeline.workers.shm.server_memory import ServerMemory
 class CallHost:
     """The calls of one worker process, on the event loop.
 
-    They end with the worker: what it has asked for is cancelled then.
+    They end with the worker: its running calls are cancelled.
 
     Args:
-        models: answer them.
-        maker: the Op whose worker it is.
+        models: answer the calls.
+        maker: the Op of the worker.
         on_parts: takes parts of a job that its model sends by itself.
 
     Attributes:
-        region: of the arena, for what the worker asks with.
+        region: of the arena, for the inputs of the worker's calls.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CallHost:
         self._loop = loop
         self._maker = maker
         self._on_parts = on_parts
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _HostedCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.theirs: socket.socket = theirs
@@ -55,28 +55,28 @@ class CallHost:
         self._link = Link(ours, loop, CallsMessage, self._take, lambda: None)
 
     def send_init(self, sock: socket.socket, frame: bytes) -> None:
-        """Send a worker's first frame, and with it its end of this."""
+        """Send a worker's first frame, with its end of the socket."""
         try:
             socket.send_fds(sock, [frame], [self.theirs.fileno()])
         except OSError:
-            pass  # it is dead already, of which its owner is about to learn
+            pass  # it is dead already; its owner will be notified
         finally:
             self.theirs.close()
 
     def close(self) -> None:
-        """Take note that the worker has ended."""
+        """End all calls: the worker has ended."""
         self._link.close()
         self.theirs.close()
         for asked in list(self._asked.values()):
-            asked.sink.let_go()
+            asked.sink.abandon()
         self._asked.clear()
         self._metrics.close()
         self._memory.close_region(self.region)
 
     # Calls --------------------------------------------------------------------------------------
 
-    def tell_room(self, room: WirePartLimit) -> None:
-        """Tell the worker how many parts of a job are wanted."""
+    def send_room(self, room: WirePartLimit) -> None:
+        """Send the worker the number of wanted parts of a job."""
         self._link.send(framed(AnswersMessage([], self._memory.take_freed(self.region), room)))
 
     def _take(self, calls: CallsMessage) -> None:
@@ -96,11 +96,11 @@ class CallHost:
                 del self._asked[number]
         for number in calls.cancelled:
             if number in self._asked:
-                self._asked.pop(number).sink.let_go()
+                self._asked.pop(number).sink.abandon()
 
     def _begin(self, number: int, call: PeerCall, feeds: SerializedPayload) -> None:
         payload = self._memory.payload(feeds, self._maker)
-        asked = self._asked[number] = _Asked(self, number, call.takes_parts)
+        asked = self._asked[number] = _HostedCall(self, number, call.takes_parts)
         try:
             arrays: dict[str, Any] = payload.open(copy=False)
         except PipelineError as error:
@@ -118,7 +118,7 @@ class CallHost:
         part = await changed(self._models, change)
         self._send(WireAnswer(number, error=_fields(part.error), is_ready=part.is_ready))
 
-    def answered(self, asked: _Asked, answer: ChannelData | None, is_final: bool) -> None:
+    def answered(self, asked: _HostedCall, answer: ChannelData | None, is_final: bool) -> None:
         """Send an answer, or the last one; None: there is no other."""
         number = asked.number
         if self._asked.get(number) is not asked:
@@ -134,8 +134,8 @@ class CallHost:
                 outputs = payload.serialized
                 if not is_final or outputs.buffers:
                     asked.unread.append(payload)
-        if error is not None and not is_final:  # of ours: the part cannot be sent
-            asked.sink.let_go()
+        if error is not None and not is_final:  # our own error: the part cannot be sent
+            asked.sink.abandon()
             is_final = True
         if is_final and not asked.unread:
             del self._asked[number]
@@ -145,16 +145,16 @@ class CallHost:
         self._link.send(framed(AnswersMessage([answer], self._memory.take_freed(self.region))))
 
 
-class _Asked:
-    """One request of a worker's."""
+class _HostedCall:
+    """One request of a worker."""
 
     def __init__(self, host: CallHost, number: int, takes_parts: bool) -> None:
         self.number: int = number
         self.sink: PeerSink = PeerSink(takes_parts, functools.partial(host.answered, self))
-        self.unread: deque[SharedPayload] = deque()  # what was sent and not taken
+        self.unread: deque[SharedPayload] = deque()  # sent and not taken
 
     def taken(self) -> bool:
-        """Take note that the worker has taken an answer; return whether that was the last."""
+        """Note that the worker has taken an answer; return whether it was the last."""
         if self.unread:
             self.unread.popleft()
         self.sink.took_part()

@@ -1,7 +1,7 @@
-"""Messages of a worker process that asks models of its server, and the worker's end of them.
+"""Messages of a worker process that calls models of its server, and the worker's end of them.
 
-They go over a socket pair of their own, in frames as those of jobs: a model waits for an answer
-while its worker is at a job. What is large lies in a region of the worker's that is for calls.
+They have their own socket pair, with frames as for jobs: a model waits for an answer while its
+worker runs a job. Large values lie in a region of the worker that is only for calls.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import SerializedPayload, deserialize, serialize
 
 _RECEIVE_BYTES = 64 * 1024
-_Said = TypeVar("_Said", PeerCall, ModelChange, MetricUse)
+_Message = TypeVar("_Message", PeerCall, ModelChange, MetricUse)
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 class WireCall(msgspec.Struct, array_like=True):
-    """A call by its number, which rises from 1; 0: nobody waits for an answer. One of three."""
+    """One of three calls, by its number, which rises from 1; 0: nobody waits for an answer."""
 
     number: int
     call: PeerCall | None = None
@@ -40,7 +40,7 @@ class WireCall(msgspec.Struct, array_like=True):
 
 
 class CallsMessage(msgspec.Struct, array_like=True):
-    """From a worker. `cancelled` and `taken` are numbers of calls; one was taken once a part.
+    """From a worker. `cancelled` and `taken` are numbers of calls, `taken` once for each part.
 
     `parts` are those of a job, see `sending`.
     """
@@ -84,10 +84,10 @@ class CallLink:
 
     Args:
         sock: connected to the server.
-        region: of the arena, for calls alone.
+        region: of the arena, only for calls.
 
     Attributes:
-        on_room: told how many parts of a job are wanted, in the thread that reads.
+        on_room: called with the number of wanted parts of a job, in the thread that reads.
     """
 
     def __init__(self, sock: socket.socket, arena: Arena, region: int) -> None:
@@ -95,7 +95,7 @@ class CallLink:
         self._socket = sock
         self._arena = arena
         self._region = region
-        self._lock = threading.Lock()  # of all that is below
+        self._lock = threading.Lock()  # for everything below
         self._memory: RegionAllocator | None = None
         self._waiting: dict[int, OnPart] = {}
         self._last_number = 0
@@ -103,21 +103,21 @@ class CallLink:
         self._pid = os.getpid()
         self._is_over = False
 
-    def begin(self, call: PeerCall, feeds: Mapping[str, Any], on_part: OnPart) -> _Asked:
-        """Ask a model. Raises PipelineError: the server is gone, or the inputs cannot be sent."""
+    def begin(self, call: PeerCall, feeds: Mapping[str, Any], on_part: OnPart) -> _SentCall:
+        """Call a model. Raises PipelineError: the server has ended, or inputs cannot be sent."""
         with self._lock:
             memory = self._begun()
             payload = serialize(dict(feeds), memory, self._arena)
             return self._ask(WireCall(0, _checked(call, PeerCall), payload), on_part)
 
     def change(self, change: ModelChange, on_part: OnPart) -> None:
-        """Have a model loaded or unloaded. Raises PipelineError: the server is gone."""
+        """Have a model loaded or unloaded. Raises PipelineError: the server has ended."""
         with self._lock:
             self._begun()
             self._ask(WireCall(0, change=_checked(change, ModelChange)), on_part)
 
     def metric(self, use: MetricUse, on_part: OnPart | None) -> None:
-        """Use a metric. Raises PipelineError: the server is gone, or it is of a wrong type."""
+        """Use a metric. Raises PipelineError: the server has ended, or a type is wrong."""
         with self._lock:
             self._begun()
             self._send_dropped()
@@ -130,8 +130,8 @@ class CallLink:
     def drop_metrics(self, use: MetricUse) -> None:
         """Drop a family of metrics, at once or before the next use of any.
 
-        The garbage collector may call this in a thread that is at a call: it waits for nothing.
-        In a process that a model has forked nothing happens: the family is its parent's.
+        The garbage collector may call this in a thread that is making a call: it never waits. In a
+        process that a model has forked it does nothing: the family belongs to the parent.
         """
         if os.getpid() != self._pid:
             return
@@ -140,7 +140,7 @@ class CallLink:
             try:
                 self._send_dropped()
             except PipelineError:
-                pass  # the server has gone
+                pass  # the server has ended
             finally:
                 self._lock.release()
 
@@ -151,14 +151,14 @@ class CallLink:
 
     def _begun(self) -> RegionAllocator:
         if os.getpid() != self._pid:
-            raise ClosedError("a process that a model has forked cannot ask models of the server")
+            raise ClosedError("a process that a model has forked cannot call models of the server")
         if self._memory is None:
             view = self._arena.view(self._region)
             self._memory = RegionAllocator(view, self._region, reserved=0)
             threading.Thread(target=self._read, name="pipeline-calls", daemon=True).start()
         return self._memory
 
-    def _ask(self, wire: WireCall, on_part: OnPart) -> _Asked:
+    def _ask(self, wire: WireCall, on_part: OnPart) -> _SentCall:
         self._last_number = wire.number = self._last_number + 1
         self._waiting[wire.number] = on_part
         try:
@@ -166,7 +166,7 @@ class CallLink:
         except PipelineError:
             del self._waiting[wire.number]
             raise
-        return _Asked(self, wire.number)
+        return _SentCall(self, wire.number)
 
     def _send(self, calls: CallsMessage) -> None:
         if self._is_over:
@@ -177,7 +177,7 @@ class CallLink:
             raise ClosedError(f"the server has gone: {error}") from error
 
     def send_parts(self, parts: WireParts, made: Sequence[tuple[int, Any]], maker: str) -> None:
-        """Send parts, errors and ENDED of a job; nothing if the server is gone."""
+        """Send parts, errors and ENDED of a job; does nothing if the server has ended."""
         with self._lock, contextlib.suppress(ClosedError):
             memory = self._begun()
             for place, outcome in made:
@@ -187,13 +187,13 @@ class CallLink:
                 parts.entries.append((place, part_outcome))
             self._send(CallsMessage(parts=parts))
 
-    def tell_taken(self, number: int) -> None:
+    def send_taken(self, number: int) -> None:
         """Tell the server that an answer was taken."""
         with self._lock, contextlib.suppress(PipelineError):
             self._send(CallsMessage(taken=[number]))
 
     def cancel(self, number: int) -> None:
-        """Forget a call, and have the server do so."""
+        """Forget a call, also in the server."""
         with self._lock, contextlib.suppress(PipelineError):
             self._waiting.pop(number, None)
             self._send(CallsMessage(cancelled=[number]))
@@ -227,7 +227,7 @@ class CallLink:
             if answer.is_final:
                 self._waiting.pop(answer.number, None)
             if answer.outputs is not None and answer.outputs.buffers and answer.is_final:
-                self.tell_taken(answer.number)
+                self.send_taken(answer.number)
             on_part(part)
 
     def _part(self, answer: WireAnswer) -> ModelPart:
@@ -245,15 +245,15 @@ class CallLink:
         return ModelPart(outputs, error, answer.is_final, answer.is_ready, answer.value)
 
 
-def _checked(message: _Said, kind: type[_Said]) -> _Said:
-    """Return what the server can read: a call that it cannot would never be answered."""
+def _checked(message: _Message, kind: type[_Message]) -> _Message:
+    """Return a message that the server can read; an invalid one would never be answered."""
     try:
         return _decode(_encode(message), type=kind)
     except (msgspec.ValidationError, TypeError, OverflowError) as error:
         raise InputError(f"a call with an argument of a wrong type: {error}") from error
 
 
-class _Asked:
+class _SentCall:
     """A call that has begun; see `PendingCall`."""
 
     def __init__(self, link: CallLink, number: int) -> None:
@@ -264,4 +264,4 @@ class _Asked:
         self._link.cancel(self._number)
 
     def took_part(self) -> None:
-        self._link.tell_taken(self._number)
+        self._link.send_taken(self._number)

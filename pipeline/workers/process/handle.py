@@ -1,4 +1,4 @@
-"""One worker process as the server sees it: what it was sent, what it reports, how it ends."""
+"""One worker process as the server sees it: its jobs, its reports, and its end."""
 
 from __future__ import annotations
 
@@ -55,16 +55,18 @@ from pipeline.workers.zygote.controller import Child, Zygotes
 if TYPE_CHECKING:
     from pipeline.workers.process.pool import ProcessPool, ProcessWorkers
 
-_PICK_UP_TIMEOUT_S = 1.0  # for an idle worker to begin a job, beyond the Op's timeout
+_PICK_UP_TIMEOUT_S = 1.0  # for an idle worker to begin a job, in addition to the Op's timeout
 _LIVES = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessContext:
-    """Things that all process workers of a server share.
+    """Services that all process workers of a server share.
 
-    `entry_points`: which one runs an Op; 0: one that has a WorkerSpec. `models` are for these.
-    `forgotten`: the region with the AbandonedRequests; of one engine, since the ids are.
+    Attributes:
+        entry_points: the number of the entry point of each Op; 0: one for Ops with a WorkerSpec.
+        models: for Ops with a WorkerSpec.
+        forgotten: the region with the AbandonedRequests; of one engine, because data ids are.
     """
 
     zygotes: Zygotes
@@ -76,14 +78,14 @@ class ProcessContext:
 
 
 class JobLink(Protocol):
-    """The server's end of the way to one worker."""
+    """The server's end of the connection to one worker."""
 
     def close(self) -> None: ...
     def drain(self) -> None: ...
 
 
 class Life(Protocol):
-    """A worker's process, as far as it is seen from here; see `zygote.link.Child`."""
+    """A worker's process as seen from the server; see `zygote.link.Child`."""
 
     pid: int | None
     ending: str
@@ -94,7 +96,7 @@ class Life(Protocol):
 
 
 class KindContext(Protocol):
-    """Things that all workers of a kind share, as far as what one is sent needs them."""
+    """Services that all workers of a kind share, as far as a ProcessWorker needs them."""
 
     @property
     def memory(self) -> PayloadStore: ...
@@ -108,17 +110,17 @@ class ProcessWorker:
     """One worker process.
 
     Attributes:
-        life: tells it from those that had its number before it.
+        life: its incarnation, which differs from those with the same number before it.
         sent: the runs that it has and has not reported on, by the numbers of their jobs.
         streams: the runs whose generators it has, from the end of their first slice on.
         is_up: whether it has reported that it is ready.
-        is_leaving: whether it is about to end, for whatever reason: it gets no more jobs.
-        note: of the model that it has loaded.
+        is_leaving: whether it is about to end, for any reason: it gets no more jobs.
+        note: metadata of the model that it has loaded.
         failure: the traceback if it could not start.
-        cause: why it ended, if the system does not know better.
-        hung_at: the run that it was killed for, which another worker may have by now.
-        finished: jobs that it has reported on.
-        status: how it stands.
+        cause: why it ended, if the system has no better reason.
+        hung_at: the run that it was killed for; another worker may have it already.
+        finished: number of jobs that it has reported on.
+        status: its status page.
 
     Raises:
         InitError: there is no file descriptor left for it.
@@ -153,7 +155,7 @@ class ProcessWorker:
         self._connect(commons, op)
 
     def _connect(self, commons: KindContext, op: Op) -> None:
-        """Have its process started, and tell that what it is to be."""
+        """Start its process, and send its first message."""
         processes = cast(ProcessContext, commons)
         loop, slot, self._shared = self._pool.loop, self.slot, processes.memory
         self._region = processes.memory.open_region()
@@ -166,7 +168,7 @@ class ProcessWorker:
         except BaseException:
             processes.memory.close_region(self._region)
             raise
-        # Once it closes its socket it is about to end; that it has ended is told separately.
+        # A closed socket means that it is about to end; the end itself is reported separately.
         exiting = functools.partial(self._workers.on_exiting, self)
         link = Link(child.sock, loop, WorkerReport, self._reported, exiting)
         self._link: JobLink = link
@@ -184,21 +186,21 @@ class ProcessWorker:
         else:
             self._send(framed(init))
 
-    # How it stands ------------------------------------------------------------------------
+    # State --------------------------------------------------------------------------------
 
     @property
     def keeps(self) -> bool:
-        """Return whether it has what its Op keeps there, and will go on."""
+        """Return whether it has the state of its Op, and will continue."""
         return self.is_up and not self.is_leaving
 
     @property
     def job(self) -> Job | None:
-        """Return what it works on; if nothing, what it should take up next."""
+        """Return the job that it runs, or will run next."""
         return self.running or next((sent.run for sent in self.sent.values()), None)
 
     @property
     def running(self) -> BatchRun | None:
-        """Return what it works on, or did when it ended."""
+        """Return the job that it runs, or ran when it ended."""
         sent = self.sent.get(self.status.job)
         return sent.run if sent is not None else None
 
@@ -212,10 +214,10 @@ class ProcessWorker:
             return self.status.call_started
         return self._head_since + _PICK_UP_TIMEOUT_S if self.sent else None
 
-    # What it is told ----------------------------------------------------------------------
+    # Messages to the worker ---------------------------------------------------------------
 
     def give(self, run: BatchRun) -> bool:
-        """Queue a run for the next `flush`; False if no item of it can, or need, be sent."""
+        """Queue a run for the next `flush`; return False if no item can, or need, be sent."""
         if isinstance(run, StreamRun) and run.reports_steps:
             self._step(run)
             return True
@@ -275,19 +277,19 @@ class ProcessWorker:
             self.sent[number] = sent
             self._slices.append(steps_of(number, sent, self._joining(sent, run)))
             return
-        run.joining = deque(run.taken)  # a worker that was told of them has not begun
+        run.joining = deque(run.taken)  # a worker that had them has not begun
         sent = self.sent[number] = SentRun(run, [], [], number)
         self._unsent.append(WireJob(number, [], []))
         self._slices.append(steps_of(0, sent, self._joining(sent, run)))
 
     def join(self, run: StreamRun) -> None:
-        """Queue the requests that have joined a run, if this worker has that run."""
+        """Queue the requests that have joined a run, if this worker has the run."""
         sent = next((sent for sent in self.sent.values() if sent.run is run), None)
         if sent is not None:
             self._slices.append(steps_of(0, sent, self._joining(sent, run)))
 
     def _joining(self, sent: SentRun, run: StreamRun) -> list[tuple[int, WireItem]]:
-        """Take the requests that join; end those that cannot be sent, or are over."""
+        """Take the joining requests; end requests that cannot be sent, or are over."""
         items: list[tuple[int, WireItem]] = []
         ends: list[Entry] = []
         for place in run.joined():
@@ -311,14 +313,14 @@ class ProcessWorker:
         return items
 
     def flush(self) -> None:
-        """Send what was given: one frame."""
+        """Send the queued jobs in one frame."""
         if self._unsent or self._slices:
             work = Jobs(self._unsent, self._shared.take_freed(self._region), self._slices)
             self._unsent, self._slices = [], []
             self._send(framed(work))
 
     def revoke(self) -> list[BatchRun]:
-        """Take back what it has not begun; it will skip that."""
+        """Take back the jobs that it has not begun; it will skip them."""
         begun = self.status.revoke(self._last_number)
         waiting = [
             number
@@ -328,22 +330,22 @@ class ProcessWorker:
         return [self.sent.pop(number).run for number in waiting]
 
     def disconnect(self) -> None:
-        """Let it end when it is done with what it has."""
+        """Let it end after the jobs that it has."""
         self.is_leaving = True
         self._link.close()
 
     def drain(self) -> None:
-        """Take in what it said before it ended."""
+        """Read the messages that it sent before it ended."""
         self.is_leaving = True
         self._link.drain()
 
     def kill(self, cause: str) -> None:
-        """End it at once. `cause` is why, unless there is a reason already."""
+        """Kill it. `cause` is the reason, unless there is one already."""
         self.is_leaving = True
         self.cause = self.cause or cause
         self.child.kill()
 
-    # What it tells ------------------------------------------------------------------------
+    # Messages from the worker -------------------------------------------------------------
 
     def _reported(self, report: WorkerReport) -> None:
         for record in report.records:
@@ -369,7 +371,7 @@ class ProcessWorker:
     def _take_parts(self, parts: WireParts) -> None:
         outcomes = [(place, self._codec.outcome(part)) for place, part in parts.entries]
         sent = self.sent.get(parts.number)
-        if sent is None:  # of steps, perhaps
+        if sent is None:  # perhaps of a run in steps
             streams = self.streams.values()
             sent = next((sent for sent in streams if sent.number == parts.number), None)
         if sent is not None:
@@ -390,8 +392,8 @@ class ProcessWorker:
         stream.is_finished, stream.groups = True, []
         self.streams.pop(run, None)
 
-    def tell_room(self, run: SentStream) -> None:
-        """Tell a model that sends parts by itself how many of each item are wanted."""
+    def send_room(self, run: SentStream) -> None:
+        """Tell a model that sends parts by itself how many parts of each item are wanted."""
         assert self._calls is not None, "it sends them that way"
         sent = self.streams[run]
         for index in filter(run.has_news, range(len(run.items))):
@@ -400,14 +402,14 @@ class ProcessWorker:
             run.ended[index] = is_over
             if index in sent.indexes:
                 place = sent.indexes.index(index)
-                self._calls.tell_room(WirePartLimit(sent.number, run.told[index], is_over, place))
+                self._calls.send_room(WirePartLimit(sent.number, run.told[index], is_over, place))
         if all(run.ended):
             self._end_sent(run)
 
     def _take_result(self, result: Result) -> None:
         outcomes = list(
             map(self._codec.outcome, result.outcomes)
-        )  # of a stale one, too: it has blocks
+        )  # also for an outdated one, whose blocks have to be freed
         kept = {at: self._codec.outcome(states) for at, states in (result.kept or {}).items()}
         sent = self.sent.pop(result.number, None)
         if sent is None:
@@ -444,14 +446,14 @@ class ProcessWorker:
         if child.state != "ended":
             self._workers.on_stopped_or_continued(self)
             return
-        self._workers.on_ended(self)  # reads the status page: before the region is closed
+        self._workers.on_ended(self)  # reads the status page, so the region must still be open
         self._shared.close_region(self._region)
         if self._calls is not None:
             self._calls.close()
 
 
 def _spread(spread: list[int], indexes: Sequence[int], values: list[int]) -> list[int]:
-    """`values` with what was found of the items that were sent."""
+    """Return `values` with those of the sent items replaced."""
     for index, value in zip(indexes, spread, strict=True):
         values[index] = value
     return values

@@ -1,4 +1,4 @@
-"""The kind of workers that are processes: what all of a server's have in common."""
+"""The worker kind `process`: the parts that all process workers of a server share."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from pipeline.workers.zygote.controller import Zygotes
 
 
 class ProcessKind:
-    """Processes that zygotes fork, with a shared memory for payloads; see `WorkerKind`.
+    """Processes that zygotes fork, with shared memory for payloads; see `WorkerKind`.
 
-    Both are those of the server where it has some, and each Op has a WorkerSpec; else its own.
+    It uses the server's zygotes and memory if there are some and each Op has a WorkerSpec;
+    otherwise it has its own.
     """
 
     def __init__(self, ops: Sequence[Op], context: WorkerContext) -> None:

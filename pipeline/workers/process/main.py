@@ -54,9 +54,9 @@ from pipeline.workers.warm_up import warm_up
 
 SendRecord = Callable[[bytes], None]
 
-_QUICK_NS = 100_000  # results of jobs that take less may wait for the next one's,
+_QUICK_NS = 100_000  # results of shorter jobs may wait for the next one's,
 _MAX_HOLD_NS = 200_000  # ... but no longer than this,
-_MIN_QUICK_JOBS = 100  # ... and only after so many: behind a slow one they would wait as long
+_MIN_QUICK_JOBS = 100  # ... and only after so many quick jobs: otherwise the next job may be slow
 _STAGES = ("init_op", "preprocess", "process", "postprocess")
 
 
@@ -83,8 +83,8 @@ class OpenedItem(msgspec.Struct, eq=False):
 class WorkerMain:
     """The main function of an Op's worker processes; picklable if its parts are.
 
-    `begin` is told how to send log records to the server, `set_up` gives the Op its predictor.
-    Without an `op` it makes one, as it is told.
+    `begin` gets a function that sends log records to the server, `set_up` gives the Op its
+    predictor. Without an `op` it makes the one in its first message.
     """
 
     op: Op | None
@@ -96,7 +96,8 @@ class WorkerMain:
         sock.setblocking(True)
         LEDGER.begin()
         link = WorkerLink(sock)
-        with contextlib.suppress(EOFError, ConnectionError):  # the server disconnected, or is gone
+        # the server disconnected, or has ended
+        with contextlib.suppress(EOFError, ConnectionError):
             init = link.init()
             self.begin(link.send_record)
             with contextlib.ExitStack() as stack:
@@ -131,7 +132,7 @@ def initialised(op: Op, number: int, set_up: SetUp, stack: contextlib.ExitStack)
 
 
 class ReportLink(Protocol):
-    """The worker's end of its way to the server."""
+    """The worker's end of the connection to the server."""
 
     def next(self) -> Jobs: ...
     def next_if_there(self) -> Jobs | None: ...
@@ -140,7 +141,7 @@ class ReportLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Memory that a worker has: what it reads, where it writes, and what both sides look at."""
+    """The memory of a worker: blocks to read, a region to write, and the shared pages."""
 
     blocks: BlockReader
     memory: PayloadMemory
@@ -156,7 +157,7 @@ def _place_of(init: Init, arena: Arena) -> WorkerPlace:
 
 
 class ServedWorker:
-    """Takes jobs from the link, runs them, sends back what became of them."""
+    """Takes jobs from the link, runs them, and sends their results."""
 
     def __init__(self, link: ReportLink, op: BoundOp, place: WorkerPlace) -> None:
         self._link = link
@@ -166,7 +167,7 @@ class ServedWorker:
         self._status = place.status
         self._forgotten = place.forgotten
         self._jobs: deque[WireJob] = deque()
-        self._pieces: deque[WireSlice] = deque()  # which have turns with the jobs
+        self._pieces: deque[WireSlice] = deque()  # take turns with the jobs
         self._ran_piece = False
         seen = self._status, self._forgotten
         sending = None
@@ -179,7 +180,7 @@ class ServedWorker:
         self._quick_in_a_row = 0
 
     def run(self) -> None:
-        """Run jobs until the server disconnects; then close the generators that are left."""
+        """Run jobs until the server disconnects; then close the remaining generators."""
         try:
             while True:
                 self._take()
@@ -188,7 +189,7 @@ class ServedWorker:
             self.close()
 
     def work_on(self, work: Jobs) -> None:
-        """Run what has come, and report all of it."""
+        """Run the jobs of a message, and report all of them."""
         self._queue(work)
         if self._slices.runs:
             self._look()
@@ -198,15 +199,15 @@ class ServedWorker:
         self._status.ends()
 
     def close(self) -> None:
-        """Close the generators that are left."""
+        """Close the remaining generators."""
         self._slices.close()
 
     def _run_next(self) -> None:
         self._ran_piece = bool(self._pieces) and not (self._ran_piece and self._jobs)
         if self._ran_piece:
             piece = self._pieces.popleft()
-            self._status.goes_on(piece.number)
-            result = self._slices.go_on(piece)  # reports, too
+            self._status.begins_slice(piece.number)
+            result = self._slices.go_on(piece)  # this also reports
             self._results.append(result)
             self._report()
             return
@@ -226,7 +227,7 @@ class ServedWorker:
             self._report()
 
     def _take(self) -> None:
-        """Have a job: take what has arrived; report what is done before waiting for more."""
+        """Wait for a job; report results before waiting."""
         while not (self._jobs or self._pieces):
             work = self._link.next_if_there() if self._results else None
             if work is None:
@@ -235,10 +236,10 @@ class ServedWorker:
                 work = self._link.next()
             self._queue(work)
         if self._slices.runs:
-            self._look()  # it may have its turn before what is here already
+            self._look()  # it may have its turn before the jobs that are here
 
     def _look(self) -> None:
-        """Take in what has arrived."""
+        """Read the messages that have arrived."""
         while (work := self._link.next_if_there()) is not None:
             self._queue(work)
 
@@ -264,10 +265,10 @@ class ServedWorker:
                 self._slices.parts = []
 
     def _work_on(self, job: WireJob) -> Result:
-        """Run it.
+        """Run a job.
 
-        It counts as what the worker is at until its result is sent, or held beside the next job:
-        should the process end of that, it is this job that is tried again.
+        It counts as the running job until its result is sent, or held for the next report: if the
+        process ends because of it, this job is tried again.
         """
         opened = [self._open(item) for item in job.items]
         if job.allowed is not None:
@@ -308,7 +309,7 @@ class ServedWorker:
         )
 
     def _is_gone(self, convoy: int, member: int) -> bool:
-        """Return whether nobody waits for a member of a convoy, or for all of it."""
+        """Return whether nobody waits for a member of a convoy, or for the whole convoy."""
         return self._forgotten.has(member) or self._forgotten.has(convoy)
 
     def _open(self, item: WireItem) -> OpenedItem:
@@ -317,7 +318,7 @@ class ServedWorker:
             inputs = {name: deserialize(part, self._arena) for name, part in item.inputs.items()}
             if item.gathered:
                 inputs = self._with_gathered(item, inputs)
-        except PayloadTypeError as error:  # of users' classes: fails its own item only
+        except PayloadTypeError as error:  # of a user's class: it fails only its own item
             failure = PayloadTypeError(f"[{self._op.name}] {error}")
             info = item.info or NO_INFO
             return OpenedItem(data_id, log_id, {}, is_over=True, failure=failure, info=info)
@@ -341,7 +342,7 @@ class ServedWorker:
     def _outcome(self, outcome: Any, maker: str) -> ItemOutcome:
         if type(outcome) is MemberOutcomes:
             return ItemOutcome(
-                each=[
+                members=[
                     ItemOutcome() if outcome is None else self._outcome(outcome, maker)
                     for outcome in outcome.outcomes
                 ]
@@ -350,10 +351,10 @@ class ServedWorker:
 
 
 def _made(init: Init) -> Op:
-    """Return the Op that a worker is told to make."""
+    """Return the Op that the first message describes."""
     spec, config = init.spec, init.config
-    assert spec is not None, "else it was forked with its Op"
-    assert config is not None, "they come together"
+    assert spec is not None, "a worker without a spec was forked with its Op"
+    assert config is not None, "a spec comes with a configuration"
     module, _, name = spec.make.partition(":")
     op: Op = getattr(importlib.import_module(module), name)(spec.argument)
     configure_op(op, config)

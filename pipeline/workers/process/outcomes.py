@@ -1,4 +1,4 @@
-"""Items on their way to a worker process, and what comes of them on its way back."""
+"""Items on their way to a worker process, and their outcomes on the way back."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1  # of msgpack
 
 
 def outcome_of(outcome: Any, maker: str, memory: PayloadMemory, arena: BlockReader) -> ItemOutcome:
-    """Return an answer of the Op `maker`, or an error, as it goes over the wire.
+    """Return the wire form of an answer of the Op `maker`, or of an error.
 
-    What cannot be sent is an error.
+    If an answer cannot be sent, the outcome is an error.
     """
     if not isinstance(outcome, PipelineError):
         to = outcome.to if isinstance(outcome, Goto) else None
@@ -51,7 +51,7 @@ def outcome_of(outcome: Any, maker: str, memory: PayloadMemory, arena: BlockRead
 
 
 def error_of(fields: ErrorFields | None) -> PipelineError | None:
-    """Return the error that came over the wire, if any did."""
+    """Return the error in a message, if there is one."""
     if fields is None:
         return None
     error = error_from_fields(
@@ -63,14 +63,14 @@ def error_of(fields: ErrorFields | None) -> PipelineError | None:
 
 
 class PayloadStore(Protocol):
-    """Memory that payloads lie in on their ways to workers and back."""
+    """Memory for payloads on their way to workers and back."""
 
     def serialize(self, payload: Any) -> SharedPayload: ...
     def payload(self, serialized: SerializedPayload, maker: str = "") -> SharedPayload: ...
 
 
 class ItemCodec:
-    """The server's side: items of an Op as they are sent, and what comes back of them."""
+    """The server's side: makes wire forms of an Op's items, and reads their outcomes."""
 
     def __init__(self, op: Op, memory: PayloadStore) -> None:
         self._op_name = op.name
@@ -79,15 +79,15 @@ class ItemCodec:
         self._memory = memory
 
     def item(self, item: Item, payloads: list[SharedPayload]) -> WireItem:
-        """Return an item as it is sent; `payloads` keeps what was serialized for it.
+        """Return the wire form of an item; `payloads` keeps the memory of its inputs.
 
         Raises:
             PipelineError: it cannot be sent.
         """
         if not _MIN_INT <= item.log_id <= _MAX_INT:
             raise PayloadTypeError(
-                f"log_id {item.log_id} has more than 64 bits, with which it cannot be sent to "
-                "another process: return a smaller one from unpack_request_package"
+                f"log_id {item.log_id} has more than 64 bits and cannot be sent to another "
+                "process: return a smaller one from unpack_request_package"
             )
         inputs, gathered = item.inputs, {}
         if self._gathers:
@@ -113,7 +113,7 @@ class ItemCodec:
         return wire
 
     def serialized(self, maker: str, part: Any, payloads: list[SharedPayload]) -> SerializedPayload:
-        """Return what `maker` has made as it is sent; raises as `item` does."""
+        """Return the wire form of an answer of `maker`; raises as `item` does."""
         if isinstance(part, SharedPayload):
             return part.serialized
         try:
@@ -133,9 +133,9 @@ class ItemCodec:
     def outcome(
         self, outcome: ItemOutcome
     ) -> SharedPayload | Routed | PipelineError | MemberOutcomes | None:
-        """Return what came of an item."""
-        if outcome.each is not None:
-            return MemberOutcomes([self.outcome(member) for member in outcome.each])
+        """Return the outcome of an item."""
+        if outcome.members is not None:
+            return MemberOutcomes([self.outcome(member) for member in outcome.members])
         if outcome.payload is None:
             return error_of(outcome.error)
         payload = self._memory.payload(outcome.payload, self._op_name)

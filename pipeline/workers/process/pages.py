@@ -1,4 +1,4 @@
-"""Pages of shared memory in which server and worker see how the other stands, at any time."""
+"""Pages of shared memory in which server and worker can read each other's state at any time."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _CELLS = 6
 class StatusPage:
     """State of a worker that the server can read at any time: a few numbers in shared memory.
 
-    The worker writes, the server reads: also when the worker hangs, is stopped, or is dead. The
-    other way round it is for `revoked`: the server wants back what the worker has not begun.
+    The worker writes, the server reads, even if the worker hangs, is stopped, or is dead. Only
+    `revoke` is in the other direction: the server takes back jobs that the worker has not begun.
     """
 
     def __init__(self, region: memoryview) -> None:
@@ -19,43 +19,43 @@ class StatusPage:
 
     @property
     def job(self) -> int:
-        """Number of the job that it works on; 0 for none."""
+        """Return the number of the running job; 0 for none."""
         return int(self._cells[0])
 
     @property
     def job_started(self) -> float | None:
-        """`time.monotonic` of when it took the job up."""
+        """Return `time.monotonic` when the job began."""
         return self._cells[1] or None
 
     @property
     def call_started(self) -> float | None:
-        """`time.monotonic` of the running call of `process`."""
+        """Return `time.monotonic` when the running call of `process` began."""
         return self._cells[2] or None
 
     @property
     def item(self) -> int:
-        """Return which item's own call of `process` the job has begun last; -1: none."""
+        """Return the index of the item whose own call of `process` began last; -1: none."""
         return int(self._cells[5])
 
     def revoke(self, job: int) -> int:
-        """Call back all jobs up to this one that were not begun.
+        """Take back all jobs up to this one that have not begun.
 
         Returns the highest number of a job that the worker began, or saw to be revoked.
 
-        Each side writes before it reads: a job that both take for the other's does not exist.
-        One that the worker sees revoked and the server sees begun does; the worker reports it.
+        Each side writes before it reads, so no job is lost to both. A job that the worker sees as
+        revoked and the server as begun is possible; the worker reports it.
         """
         self._cells[4] = job
         return int(self._cells[3])
 
     def begins(self, job: int) -> bool:
-        """Take note that a job begins; return False if it was revoked."""
+        """Note that a job begins; return False if it was revoked."""
         self._cells[1], self._cells[5] = time.monotonic(), -1.0
         self._cells[0] = self._cells[3] = job
         return job > self._cells[4]
 
-    def goes_on(self, job: int) -> None:
-        """Take note that a job begins which no other worker can have: it is never revoked."""
+    def begins_slice(self, job: int) -> None:
+        """Note that a job begins that no other worker can run: it is never revoked."""
         self._cells[1] = time.monotonic()
         self._cells[0] = job
 
@@ -66,7 +66,7 @@ class StatusPage:
         self._cells[2] = time.monotonic()
 
     def item_begins(self, item: int) -> None:
-        """Take note of the item whose call of its own is next."""
+        """Note the item whose own call is next."""
         self._cells[5] = item
 
     def call_ends(self) -> None:
@@ -74,10 +74,10 @@ class StatusPage:
 
 
 class AbandonedRequests:
-    """The requests that nobody waits for any more, of late: a page of shared memory.
+    """The requests that were recently abandoned: a page of shared memory.
 
-    The server writes, its workers read, where a hook asks. Each request has its own cell, which
-    it shares with every 512th: in the time that one of them is worked on as few others begin.
+    The server writes, its workers read, if a hook asks. Each request shares its cell with every
+    512th request: while one runs, so many others do not begin.
     """
 
     def __init__(self, region: memoryview) -> None:

@@ -1,8 +1,8 @@
 """Process workers: supervised processes, each with its own copy of the Op.
 
-A worker that hangs, crashes or is killed is replaced, with growing pauses if it never gets to
-finish a batch. What it was sent and did not begin goes to others; for the batch that it worked on
-the owner decides.
+A worker that hangs, crashes or is killed is replaced, with growing pauses if it never finishes a
+batch. Jobs that it had not begun go to others; the owner decides about the batch that it was
+running.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from pipeline.workers.restart_policy import KILLED_S, STOPPED_S, RestartSlot
 
 _LOGGER = logging.getLogger(__name__)
 
-_RESCUE_S = 0.002  # for jobs that were sent ahead to a worker which then takes its time
+_RESCUE_S = 0.002  # for jobs that were sent ahead to a worker which is slower than usual
 _DISCONNECT_TIMEOUT_S = 1.0  # for a worker to end that closed its socket, or failed to start
-_STEADY_S = 10.0  # a worker that stays up so long is out of its crash loop
+_STEADY_S = 10.0  # a worker that runs this long has left its crash loop
 
 
 class ProcessPool:
-    """The worker processes of one Op that are alive: which of them take jobs, and which jobs.
+    """The running worker processes of one Op: which of them take jobs, and which jobs.
 
     Args:
-        schedule: called when a worker's report is taken in: what it made ready can go on at once.
+        schedule: called after a worker's report was read: the Op may cut batches again.
 
     Attributes:
-        up: those that take jobs.
-        alive: all that have been started and have not ended.
-        leaving: those of them that were dismissed.
+        up: the workers that take jobs.
+        alive: all workers that have started and not ended.
+        leaving: the workers that were dismissed and have not ended.
         backlog: runs that wait for a worker.
-        has_sequences: whether there are some; each stays with its worker.
+        has_sequences: whether there are sequences; each stays with its worker.
     """
 
     def __init__(
@@ -64,14 +64,15 @@ class ProcessPool:
         self._name = name
         self._owner = owner
         self._schedule = schedule
-        self._is_addressed = False  # a scheduler that says who runs what balances it, too
+        # a scheduler that chooses the workers balances their load itself
+        self._is_addressed = False
         self._rescue_timer: asyncio.TimerHandle | None = None
         self._has_ended = asyncio.Event()
 
     # Jobs -----------------------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[BatchRun]) -> None:
-        if self.backlog and self.up:  # it is older, and there may be no idle moment for it
+        if self.backlog and self.up:  # it is older, and no worker may become idle
             jobs = [*self.backlog, *jobs]
             self.backlog.clear()
         for run in jobs:
@@ -84,7 +85,7 @@ class ProcessPool:
             self._go_on(run)
             return
         if run.places is not None:
-            self._assign_to_its_own(run)
+            self._assign_to_own_worker(run)
             return
         if not self.up:
             self.backlog.append(run)
@@ -96,44 +97,46 @@ class ProcessPool:
         if not worker.give(run):
             self.loop.call_soon(self._unsent, worker, run)
 
-    def _assign_to_its_own(self, run: BatchRun) -> None:
-        """Give a run to the one worker that may have it, be that stopped for now."""
+    def _assign_to_own_worker(self, run: BatchRun) -> None:
+        """Give a run to the only worker that can run it, even if it is stopped now."""
         self._is_addressed = self.has_sequences = True
-        there = self.alive - self.leaving
+        candidates = self.alive - self.leaving
         worker = next(
-            candidate for candidate in there if candidate.keeps and candidate.number == run.worker
+            candidate
+            for candidate in candidates
+            if candidate.keeps and candidate.number == run.worker
         )
         if not worker.give(run):
             self.loop.call_soon(self._unsent, worker, run)
         worker.flush()
 
     def _go_on(self, run: StreamRun) -> None:
-        """Have the worker that has a run's generators go on with them."""
+        """Let the worker that has a run's generators continue them."""
         for worker in self.alive:
             if run not in worker.streams:
                 continue
             if isinstance(run, SentStream):
-                worker.tell_room(run)
+                worker.send_room(run)
                 self.loop.call_soon(self._owner.done, worker, run)
                 return
             worker.give(run)
             worker.flush()
 
     def joined(self, run: StreamRun) -> None:
-        """Tell the worker that has a run which requests have joined it."""
+        """Send the requests that have joined a run to its worker."""
         for worker in self.up:
             worker.join(run)
             worker.flush()
 
     def _unsent(self, worker: ProcessWorker, run: BatchRun) -> None:
-        """Take note that a run was over, or failed, before it was sent."""
+        """Note that a run was over, or failed, before it was sent."""
         if isinstance(run, StreamRun):
             run.is_finished = True
             self.parts(run, unsent_of(run))
         self._owner.done(worker, run)
 
     def feed(self) -> None:
-        """Hand out what waits for a worker, one job at a time to each."""
+        """Send waiting runs to workers, one job at a time to each."""
         for worker in self.leaving:
             self._end_if_done(worker)
         while self.backlog and self.up:
@@ -144,7 +147,7 @@ class ProcessPool:
             worker.flush()
         if self._rescue_timer is None and len(self.up) > 1 and not self._is_addressed:
             loads = [len(worker.sent) for worker in self.up]
-            if min(loads) == 0 and max(loads) > 1:  # nobody waits long while a worker is idle
+            if min(loads) == 0 and max(loads) > 1:  # no job should wait long while a worker is idle
                 self._rescue_timer = self.loop.call_later(_RESCUE_S, self._rescue)
 
     def _rescue(self) -> None:
@@ -153,12 +156,12 @@ class ProcessPool:
         if not all(worker.sent for worker in self.up):
             for worker in self.up:
                 began = worker.job_started if len(worker.sent) > 1 else None
-                if began is not None and now - began > _RESCUE_S:  # and others wait behind that
+                if began is not None and now - began > _RESCUE_S:  # and others wait behind it
                     self._give_back(worker.revoke())
         self.feed()
 
     def on_reported(self) -> None:
-        """Go on after a worker's results were taken in."""
+        """Continue after a worker's results were read."""
         self.feed()
         self._schedule()
 
@@ -171,11 +174,11 @@ class ProcessPool:
         self.backlog.extendleft(reversed(runs))
 
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        """Pass on what a generator has made."""
+        """Pass on the parts of a generator."""
         cast(StreamOwner, self._owner).parts(run, entries)
 
     def done(self, worker: ProcessWorker, run: BatchRun) -> None:
-        """Take note that a worker is done with a run."""
+        """Take a run that a worker has finished."""
         self._owner.done(worker, run)
         if worker.slot.failures:
             self.is_steady(worker.slot)
@@ -190,20 +193,20 @@ class ProcessPool:
         if not self.has_sequences:
             self._give_back(runs)
             return
-        for run in runs:  # what it needs was there alone
+        for run in runs:  # their states were only there
             self.died(worker, run)
 
     def died(self, worker: ProcessWorker, run: BatchRun) -> None:
-        """Tell the owner that a run is lost with its worker."""
+        """Report a run that is lost with its worker to the owner."""
         cause = worker.cause or worker.child.ending
         self._owner.lost(run, run.died(self._name, worker.number, cause))
 
     def is_steady(self, slot: RestartSlot) -> None:
-        """Take note that a place is out of its crash loop."""
+        """Note that a place has left its crash loop."""
         slot.is_steady()
         self._owner.workers_changed()
 
-    # Workers come and go ----------------------------------------------------------------------
+    # Starts and ends of workers ---------------------------------------------------------------
 
     def rest(self, worker: ProcessWorker) -> None:
         """Give `worker` no more jobs for now."""
@@ -211,7 +214,7 @@ class ProcessPool:
             self.up.remove(worker)
 
     def dismiss(self, worker: ProcessWorker) -> None:
-        """Have a worker end when it is done with what it has begun."""
+        """Let a worker end after the jobs that it has begun."""
         self.rest(worker)
         self.leaving.add(worker)
         if worker.is_up:
@@ -221,23 +224,23 @@ class ProcessPool:
             worker.kill("is not needed any more")
 
     def _end_if_done(self, worker: ProcessWorker) -> None:
-        """Let a worker that was dismissed end, if nothing is left that it has begun."""
+        """Let a dismissed worker end, if it has no job left."""
         if not (worker.sent or worker.streams or worker.is_leaving):
             worker.disconnect()
 
     def ended(self, worker: ProcessWorker) -> None:
-        """Take in the last that a worker said, whose process has ended."""
+        """Read the last messages of a worker whose process has ended."""
         self.rest(worker)
         worker.drain()
         self.alive.discard(worker)
         self.leaving.discard(worker)
         self._has_ended.set()
 
-    async def have_ended(self, those: Collection[ProcessWorker], timeout_s: float) -> bool:
-        """Wait, so long at most, until none is left of `those`, `alive` or `leaving`."""
+    async def have_ended(self, workers: Collection[ProcessWorker], timeout_s: float) -> bool:
+        """Wait until `workers`, which is `alive` or `leaving`, is empty; return whether it is."""
         try:
             async with asyncio.timeout(timeout_s):
-                while those:
+                while workers:
                     self._has_ended.clear()
                     await self._has_ended.wait()
         except TimeoutError:
@@ -245,24 +248,24 @@ class ProcessPool:
         return True
 
     def lives(self) -> Mapping[int, int]:
-        """See `StableWorkers`."""
-        there = self.alive - self.leaving
-        return {worker.number: worker.life for worker in there if worker.keeps}
+        """Return the incarnations of the workers; see `StableWorkers`."""
+        workers = self.alive - self.leaving
+        return {worker.number: worker.life for worker in workers if worker.keeps}
 
     def close(self) -> None:
-        """Give no more jobs."""
+        """Give workers no more jobs."""
         self.up.clear()
         if self._rescue_timer is not None:
             self._rescue_timer.cancel()
 
 
 class ProcessWorkers(WorkersBase):
-    """The process workers of one Op; see `Workers`. `pool` has those that are alive.
+    """The process workers of one Op; see `Workers`. `pool` has the running ones.
 
     `set_up` and `init_op` of the Op run in every one of its processes.
 
     Attributes:
-        kind: what they are called.
+        kind: its name in states.
     """
 
     kind: str = "process"
@@ -299,7 +302,7 @@ class ProcessWorkers(WorkersBase):
         self._joining: dict[RestartSlot, asyncio.Future[None]] = {}
         self._is_stopped = False
 
-    # What the dispatcher asks -------------------------------------------------------------
+    # For the dispatcher -------------------------------------------------------------------
 
     @property
     def count(self) -> int:
@@ -308,7 +311,7 @@ class ProcessWorkers(WorkersBase):
     @property
     def is_ready(self) -> bool:
         is_looping = any(slot.is_looping for slot in self._slots)
-        is_up = bool(self.pool.up) or not self._slots  # all may have gone for now
+        is_up = bool(self.pool.up) or not self._slots  # all may have left for now
         return self._is_started and is_up and not is_looping
 
     def state(self) -> WorkersState:
@@ -325,9 +328,9 @@ class ProcessWorkers(WorkersBase):
         if self.pool.up or not self._slots or not all(slot.is_hopeless for slot in self._slots):
             return None
         return InitError(
-            f"[{self.name}] all its worker processes end again and again; the last one "
+            f"[{self.name}] all worker processes end repeatedly; the last one "
             f"{self._slots[-1].last_cause}. See PipelineServingLogs/pipeline.log; another attempt "
-            "follows before long."
+            "follows soon."
         )
 
     def busy(self) -> Iterable[Worker]:
@@ -375,7 +378,7 @@ class ProcessWorkers(WorkersBase):
         self._owner.workers_changed()
 
     def replace(self, worker: Worker, job: Any) -> bool:
-        """Kill `worker`; what it has and is not superseded goes to others, and `job` before it."""
+        """Kill `worker`; its jobs that are not superseded go to others, after `job`."""
         hanging = cast(ProcessWorker, worker)
         _LOGGER.warning(
             "[%s] worker %d (pid %s) hangs: it is killed and replaced.",
@@ -408,7 +411,7 @@ class ProcessWorkers(WorkersBase):
             if worker.is_up and all(sent.run in worker.streams for sent in worker.sent.values()):
                 worker.disconnect()  # generators are closed
             else:
-                worker.kill("was stopped")  # nobody waits any more for what it is at
+                worker.kill("was stopped")  # nobody needs its result any more
         alive = self.pool.alive
         if not await self.pool.have_ended(alive, timeout_s):
             for worker in list(alive):
@@ -419,7 +422,7 @@ class ProcessWorkers(WorkersBase):
     # Supervision ----------------------------------------------------------------------------
 
     def _make(self, slot: RestartSlot) -> ProcessWorker:
-        """Return a worker for a place, whose start has begun."""
+        """Return a worker for a place, whose process is starting."""
         return ProcessWorker(self, slot, self._processes, self._op)
 
     def _launch_all(self) -> None:
@@ -463,20 +466,20 @@ class ProcessWorkers(WorkersBase):
     def _fail_start(self, reason: str) -> None:
         if not self._started.done():
             self._started.set_exception(InitError(f"Op {self.name!r} failed to start: {reason}"))
-            self._started.exception()  # seen, so far as asyncio is concerned: nobody may wait
+            self._started.exception()  # marked as retrieved, because nobody may wait for it
         for joining in self._joining.values():
             if not joining.done():
                 joining.set_exception(InitError(f"Op {self.name!r}: {reason}"))
 
     def on_exiting(self, worker: ProcessWorker) -> None:
-        """`worker` is about to end by itself: see to it that it does."""
+        """Stop `worker`, which is about to end by itself; kill it if it does not."""
         worker.is_leaving = True
         self.pool.rest(worker)
         cause = "closed its connection to the server and was killed"
         self.loop.call_later(_DISCONNECT_TIMEOUT_S, worker.kill, cause)
 
     def on_stopped_or_continued(self, worker: ProcessWorker) -> None:
-        """Take note of what `worker.child.state` says."""
+        """Act on a change of `worker.child.state`."""
         if worker.child.state == "stopped":
             self.pool.rest(worker)
             cause = "was stopped (SIGSTOP), did not continue, and was killed"
@@ -489,7 +492,7 @@ class ProcessWorkers(WorkersBase):
             self.on_ready(worker)
 
     def on_ended(self, worker: ProcessWorker) -> None:
-        """See to the jobs of a process that is gone, then to its slot."""
+        """Handle the jobs of a process that has ended, then its place."""
         self.pool.ended(worker)
         slot = worker.slot
         slot.set_timer(None)
@@ -514,7 +517,7 @@ class ProcessWorkers(WorkersBase):
         if joining is not None and not joining.done():
             text = f"Op {self.name!r}: {worker.failure or f'its worker process {slot.last_cause}'}"
             joining.set_exception(InitError(text))
-        if slot not in self._slots:  # it was to go, or has failed to come
+        if slot not in self._slots:  # it was dismissed, or has failed to start
             self.pool.feed()
             return
         self._start_anew(slot, worker.child.pid, worker.failure)

@@ -1,7 +1,7 @@
-"""Streams whose parts a model sends when it likes: in the worker, and as the server sees them.
+"""Streams whose parts a model sends by itself: in the worker, and as the server sees them.
 
-The job of such a request is over when the model has taken it. Its parts go over the socket for
-calls, from whatever thread the model sends them in, as far as there is room; the rest waits here.
+The job of such a request ends when the model has taken the request. Its parts go over the socket
+for calls, from any thread of the model, as far as there is room; the rest waits here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class SendingOp(Protocol):
-    """An Op of ours that sends parts by itself."""
+    """An Op of this library that sends parts by itself."""
 
     def pipeline_send(
         self,
@@ -40,17 +40,18 @@ class SendingOp(Protocol):
         contexts: Sequence[RequestContext],
         tells: Sequence[Callable[[Any], None]],
     ) -> None:
-        """Take requests; the `tell` of each gets its parts, and its end: ENDED, an error or Answer.
+        """Take requests; the function in `tells` of each takes its parts, and its end: ENDED, an
+        error or Answer.
 
-        Any thread may call these, also when this has returned. Raises PipelineError.
+        Any thread may call these, also after this has returned. Raises PipelineError.
         """
 
 
 class SentStream(StreamRun, eq=False):
-    """Requests of one batch whose model sends parts when it likes, as the server sees them.
+    """Requests of one batch whose model sends parts by itself, as the server sees them.
 
     Attributes:
-        told: how many parts of each item the worker knows that it may send.
+        told: the number of parts of each item that the worker was allowed to send.
     """
 
     told: list[int] = field(default_factory=list)
@@ -62,7 +63,7 @@ class SentStream(StreamRun, eq=False):
         return any(map(self.has_news, range(len(self.items))))
 
     def has_news(self, place: int) -> bool:
-        """Return whether the worker is to know how many parts of an item are wanted now."""
+        """Return whether the worker needs to know the current number of wanted parts of an item."""
         if self.ended[place]:
             return False
         if not self._is_live(place):
@@ -79,7 +80,7 @@ class SentStreams:
     """The requests of a worker process whose model may send more parts.
 
     Args:
-        link: takes them.
+        link: sends the parts.
         op: the worker's copy.
         item: returns an item that knows when nobody waits for it.
 
@@ -105,7 +106,7 @@ class SentStreams:
         link.on_room = self._room
 
     def begin(self, job: WireJob, opened: Sequence[OpenedItem]) -> Result:
-        """Have the model take requests; it may send parts at once, and later."""
+        """Give requests to the model; it may send parts at once, and later."""
         start_ns = time.monotonic_ns()
         taken: list[_Sending] = []
         for place, stream in enumerate(opened):
@@ -118,12 +119,12 @@ class SentStreams:
             else:
                 sending.tell(stream.failure)
         if taken:
-            self._have_taken(job, taken)
+            self._send_to_model(job, taken)
         end_ns = time.monotonic_ns()
         end = SliceEnd([], [], [], False, end_ns - start_ns)
         return Result(job.number, [], False, start_ns, start_ns, end_ns, end_ns, slice_end=end)
 
-    def _have_taken(self, job: WireJob, taken: Sequence[_Sending]) -> None:
+    def _send_to_model(self, job: WireJob, taken: Sequence[_Sending]) -> None:
         items = [sending.item for sending in taken]
         places = None if job.places is None else [job.places[taking.key[1]] for taking in taken]
         trace = first_of(item.trace for item in items)
@@ -150,10 +151,10 @@ class SentStreams:
 
 
 class _Sending:
-    """One request, by its job and its place there: parts that were not sent yet, for lack of room.
+    """One request, by its job and its place there, with the parts that have no room yet.
 
     Attributes:
-        key: both.
+        key: number of the job, and place.
         item: the request.
     """
 
@@ -178,13 +179,13 @@ class _Sending:
         self._is_over = False
 
     def tell(self, outcome: Any) -> None:
-        """Send a part, an error or Answer, which ends it, or ENDED; from any thread."""
+        """Send a part, or the end: an error, an Answer or ENDED; from any thread."""
         with self._lock:
             self._waiting.append(outcome)
             self._send()
 
     def take_room(self, room: WirePartLimit) -> None:
-        """Take note of how many parts there may be, or that none is wanted any more."""
+        """Set the number of wanted parts, or end the request if none is wanted any more."""
         with self._lock:
             self._allowed = room.allowed
             if room.is_over:

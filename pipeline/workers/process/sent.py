@@ -1,4 +1,4 @@
-"""Sent: a run that a worker process has; and what of a stream crosses to it and back."""
+"""SentRun: a run that a worker process has; and the messages about its stream."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class SentRun:
 
     Attributes:
         indexes: of the items that were sent.
-        payloads: keeps in memory what was serialized for it.
+        payloads: keeps the memory of the sent inputs.
         number: of its first job there.
-        allowed: parts of each of them that it was told with that.
-        joined: the same of those at each place of a run in steps, whose indexes are its places.
+        allowed: how many parts of each item the job allowed.
+        joined: the payloads of items at each place of a run in steps, whose indexes are its places.
     """
 
     run: BatchRun
@@ -45,13 +45,13 @@ class SentRun:
 
 
 def begin(run: StreamRun, indexes: Sequence[int]) -> list[int]:
-    """Make a run ready for its first slice, of these items; return what `WireJob.allowed` is."""
+    """Prepare a run for its first slice, of these items; return `WireJob.allowed`."""
     run.made, run.ended = [0] * len(run.items), [False] * len(run.items)
     return [run.allowed[index] for index in indexes]
 
 
 def unsent_of(run: StreamRun) -> list[Entry]:
-    """Take out the errors of items that could not be sent."""
+    """Remove and return the errors of items that could not be sent."""
     failed = [(place, error) for place, error in enumerate(run.outcomes) if error is not None]
     run.outcomes = []
     for place, _ in failed:
@@ -60,7 +60,7 @@ def unsent_of(run: StreamRun) -> list[Entry]:
 
 
 def slice_of(number: int, sent: SentRun) -> WireSlice:
-    """Return a further slice, as the job with this number."""
+    """Return the next slice of a run, as the job with this number."""
     run = cast(StreamRun, sent.run)
     allowed = [run.allowed[index] for index in sent.indexes]
     over = [place for place, index in enumerate(sent.indexes) if run.items[index].is_over]
@@ -68,14 +68,14 @@ def slice_of(number: int, sent: SentRun) -> WireSlice:
 
 
 def steps_of(number: int, sent: SentRun, joining: list[tuple[int, WireItem]]) -> WireSlice:
-    """Return a slice of steps as the job with this number, 0: what their run is told meanwhile."""
+    """Return a slice of steps, as the job with this number; 0: only news for the running slice."""
     run = cast(StreamRun, sent.run)
     over = [place for place in run.taken if run.items[place].is_over]
     return WireSlice(number, sent.number, list(run.allowed), over, joining)
 
 
 def entries_of(sent: SentRun, parts: WireParts, outcomes: Sequence[tuple[int, Any]]) -> list[Entry]:
-    """Return parts as a StreamRun's owner takes them, and count them: its worker may die."""
+    """Return parts for a StreamRun's owner, and count them, because the worker may die."""
     run = cast(StreamRun, sent.run)
     run.start_ns, run.preprocess_end_ns = parts.start_ns, parts.preprocess_end_ns
     queued: deque[Entry] = deque()
@@ -93,7 +93,7 @@ def entries_of(sent: SentRun, parts: WireParts, outcomes: Sequence[tuple[int, An
 
 
 def _step(run: StreamRun, entries: list[Entry], parts: WireParts, times: StepTimes) -> BatchRun:
-    """Return what is known of the step that has made parts."""
+    """Return a batch that describes the step that has made parts."""
     first: dict[int, Any] = {}
     for place, outcome in entries:
         first.setdefault(place, outcome)
@@ -112,12 +112,12 @@ def _step(run: StreamRun, entries: list[Entry], parts: WireParts, times: StepTim
 
 
 def take_slice(sent: SentRun, result: Result, end: SliceEnd, worker: int) -> bool:
-    """Take what a slice has come to; return whether its generators live on."""
+    """Take the result of a slice; return whether its generators continue."""
     run = cast(StreamRun, sent.run)
-    if run.reports_steps:  # its parts have said who has ended
+    if run.reports_steps:  # its parts have reported which requests ended
         run.groups, run.busy_ns = [], end.busy_ns
         return True
-    if isinstance(run, SentStream):  # its parts say how far it is
+    if isinstance(run, SentStream):  # its parts report its progress
         run.is_finished, run.busy_ns, run.ran_at = all(run.ended), end.busy_ns, worker
         run.groups, run.told = [] if run.is_finished else [[0]], [0] * len(run.items)
         for index, allowed in zip(sent.indexes, sent.allowed, strict=True):

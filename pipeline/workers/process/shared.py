@@ -1,4 +1,4 @@
-"""SharedProcesses: what process workers of Ops that come while a server runs are forked from."""
+"""SharedProcesses: the zygotes and memory for workers of Ops that are added while a server runs."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from pipeline.workers.zygote.controller import Zygotes
 class SharedProcesses:
     """Zygotes and shared memory for all Ops of a server that have a WorkerSpec.
 
-    They know none of these Ops: a worker is told with its first frame which one it is to make.
+    The zygotes do not know these Ops: the first message to a worker describes its Op.
 
     Args:
         config: of the memory, and of how processes start.
-        keep_logs: called first in each process, with what sends a log record home.
+        keep_logs: called first in each process, with a function that sends log records to the
+            server.
         on_record: takes such a record, in the server.
-        preload: modules of ours that workers need: imported before any is forked.
+        preload: modules of this library that workers need: imported before the first fork.
 
     Attributes:
-        models: that workers may ask; to be set before `attach`.
+        models: the models that workers may call; set before `attach`.
     """
 
     def __init__(
@@ -58,19 +59,19 @@ class SharedProcesses:
 
     @property
     def processes(self) -> ProcessContext:
-        """Things that the workers have in common; there once they are attached."""
+        """Return the services that the workers share; available after `attach`."""
         assert self._processes is not None, "`attach` comes first"
         return self._processes
 
     def fork(self) -> None:
-        """Fork the zygotes: before there are threads. InitError: they cannot be."""
+        """Fork the zygotes, before there are threads. InitError: that is impossible."""
         for name in self._preload:
             importlib.import_module(name)
         forks = self._config.start_method == "fork"
         self._zygotes, self._memory = self._make(forks)
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take the running loop. Zygotes that nobody has forked are fresh interpreters."""
+        """Take the running loop. Zygotes that were not forked are fresh interpreters."""
         if self._zygotes is None or self._memory is None:
             self._zygotes, self._memory = self._make(forks=False)
         self._processes = ProcessContext(
@@ -80,9 +81,9 @@ class SharedProcesses:
         self._loop = loop
 
     def borrow(self, interpreter: Interpreter | None) -> ProcessContext:
-        """Return the same for workers that another interpreter runs; see `give_back`.
+        """Return the same for workers of another interpreter; see `give_back`.
 
-        Those who want the same one share its zygotes. May be called in any thread.
+        Ops with the same interpreter share its zygotes. Callable in any thread.
 
         Raises:
             InitError: it cannot be started.
@@ -101,14 +102,14 @@ class SharedProcesses:
             return borrowed.context
 
     def attach_borrowed(self, interpreter: Interpreter | None) -> None:
-        """Have zygotes that were borrowed heard on the running loop."""
+        """Read the reports of borrowed zygotes on the running loop."""
         borrowed = self._elsewhere.get(interpreter) if interpreter is not None else None
         if borrowed is not None and not borrowed.is_attached and self._loop is not None:
             borrowed.is_attached = True
             borrowed.context.zygotes.attach(self._loop)
 
     async def give_back(self, interpreter: Interpreter | None) -> None:
-        """End what nobody borrows any more."""
+        """End zygotes that have no borrower left."""
         if interpreter is None or interpreter not in self._elsewhere:
             return
         with self._lock:
@@ -145,7 +146,7 @@ class SharedProcesses:
         )
 
     async def close(self) -> None:
-        """End what was forked, and let the memory go; all workers were stopped before."""
+        """End the zygotes, and free the memory; all workers were stopped before."""
         for elsewhere in self._elsewhere.values():
             await elsewhere.context.zygotes.close(KILLED_S)
         self._elsewhere.clear()
@@ -156,7 +157,7 @@ class SharedProcesses:
 
 @dataclass(slots=True)
 class _BorrowedZygotes:
-    """Zygotes of another interpreter, and how many models have workers of them."""
+    """Zygotes of another interpreter, and the number of models with workers of them."""
 
     context: ProcessContext
     borrowers: int = 0
@@ -164,4 +165,4 @@ class _BorrowedZygotes:
 
 
 def no_predictor(op: Op, number: int) -> None:
-    """Give an Op no predictor: it has none."""
+    """Do nothing: these Ops have no predictor."""

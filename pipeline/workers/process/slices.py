@@ -1,4 +1,4 @@
-"""Streams in a worker process: the generators that it has, and the parts that they make."""
+"""Streams in a worker process: its generators, and the parts that they make."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from pipeline.workers.process.main import OpenedItem
     from pipeline.workers.process.sending import SentStreams
 
-_HOLD_NS = 2_000_000  # for what may wait, see `StreamRun`
+_HOLD_NS = 2_000_000  # for parts that may wait, see `StreamRun`
 
 
 class StreamedItem:
-    """Item of a StreamRun in a worker process: whether it is over is looked up each time.
+    """Item of a StreamRun in a worker process; it checks each time whether the request is over.
 
     Attributes:
-        is_left: whether the server has said so with a slice; its page forgets after a while.
+        is_left: whether a slice from the server has reported the end; the page forgets later.
     """
 
     def __init__(self, item: OpenedItem, forgotten: AbandonedRequests) -> None:
@@ -58,17 +58,17 @@ class StreamedItem:
 
 
 class Slices:
-    """The StreamRuns of a worker process that have begun; it is told what they make.
+    """The StreamRuns of a worker process that have begun.
 
     Args:
         op: the worker's copy.
-        outcome: returns a part, or an error, as it goes over the wire.
-        report: sends what there is to report.
-        look: takes in what the server has sent meanwhile.
+        outcome: returns the wire form of a part, or an error.
+        report: sends a report.
+        look: reads messages of the server.
         sending: for an Op that sends its parts by itself.
 
     Attributes:
-        parts: that were not sent yet.
+        parts: parts that were not sent yet.
         runs: by the numbers of their first jobs.
     """
 
@@ -92,8 +92,8 @@ class Slices:
         self._report = report
         self._look = look
         self._sending = sending
-        self._told_ns = 0
-        self._number = 0  # of the job that runs
+        self._reported_ns = 0
+        self._number = 0  # of the running job
 
     def begin(self, job: WireJob, items: Sequence[OpenedItem]) -> Result:
         """Run the first slice of a job."""
@@ -112,16 +112,16 @@ class Slices:
         return result
 
     def go_on(self, piece: WireSlice) -> Result:
-        """Run a further one."""
+        """Run a further slice."""
         run = self.runs[piece.stream]
-        if run.reports_steps:  # it was told when the slice came
+        if run.reports_steps:  # `join` has applied the slice when it came
             return self._run(run, piece.number, piece.stream, run.allowed)
         for place in piece.over:
             run.items[place].is_left = True
         return self._run(run, piece.number, piece.stream, piece.allowed)
 
     def join(self, piece: WireSlice, items: Sequence[tuple[int, OpenedItem]]) -> None:
-        """Take who joins a run, and what else is new there, between two steps."""
+        """Apply joining requests and other news to a run, between two steps."""
         run = self.runs.setdefault(piece.stream, stepped_run(piece.stream))
         for place, item in items:
             run.join_at(place, StreamedItem(item, self._forgotten), item.sequence)
@@ -155,12 +155,12 @@ class Slices:
         return Result(number, [], False, began, prepared, ended, ended, slice_end=end)
 
     def yielded(self, run: StreamRun, entries: Sequence[Entry]) -> None:
-        """Send parts, at once unless the slice is over with them: then with its result."""
+        """Send parts, at once, unless the slice is over: then they go with its result."""
         self._keep(run, entries)
         now = time.monotonic_ns()
         if run.reports_steps:
-            if not run.may_wait or now - self._told_ns > _HOLD_NS:
-                self._told_ns = now
+            if not run.may_wait or now - self._reported_ns > _HOLD_NS:
+                self._reported_ns = now
                 self._report()
             self._look()
         elif run.continues:
@@ -173,7 +173,7 @@ class Slices:
             if place in unsent:
                 continue
             sent = ItemOutcome() if outcome is ENDED else self._outcome(outcome)
-            if sent.error is not None:  # perhaps only now, since it cannot be sent
+            if sent.error is not None:  # perhaps because it cannot be sent
                 run.ended[place] = True
                 unsent.add(place)
             reported.append((place, sent))
@@ -183,7 +183,7 @@ class Slices:
             )
             return
         parts = WireParts(run.ran_at, reported)
-        while run.steps:  # there is one at most
+        while run.steps:  # at most one
             step = run.steps.popleft()
             parts.start_ns, parts.preprocess_end_ns = step.start_ns, step.preprocess_end_ns
             parts.step = _times(step)
@@ -191,7 +191,7 @@ class Slices:
 
 
 def _times(step: BatchRun) -> StepTimes:
-    """Return the times of a step; the rows and calls are of those who were in it to the end."""
+    """Return the times of a step; its rows and calls are of the requests that stayed to its end."""
     there = [place for place, outcome in enumerate(step.outcomes) if outcome is not None]
     rows = [step.rows[place] for place in there] if step.rows else []
     calls = [step.executions[place] for place in there] if step.executions else []

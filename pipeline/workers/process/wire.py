@@ -1,8 +1,8 @@
-"""Messages between the server and a worker process, and their way over a socket.
+"""Messages between the server and a worker process, and their transport over a socket.
 
 A frame is the length of its body, 8 bytes little-endian, and the body: msgpack of one `Init` or
-`Jobs` (to the worker) or `WorkerReport` (from it). A frame holds everything that was ready at once.
-Payloads travel in it serialized: neither side opens what it only passes on.
+`Jobs` (to the worker) or `WorkerReport` (from it). A frame contains everything that was ready at
+once. Payloads are serialized in it: neither side opens what it only passes on.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from pipeline.workers.shm.payload import SerializedPayload
 from pipeline.workers.warm_up import WarmUpSample
 
 _LENGTH = struct.Struct("<Q")
-# Python allocates as much for each read, if it gets one byte. From 128 KiB on the C library may
-# take that from the system and give it back each time, for ten times what a small read costs.
+# Python allocates this much for each read, even for one byte. From 128 KiB on the C library may
+# take the memory from the system and return it each time, which makes a small read ten times
+# slower.
 _RECEIVE_BYTES = 64 * 1024
 
 
 class WireConvoy(msgspec.Struct, array_like=True):
-    """Members of an item that is a convoy, see `engine.convoy`; `over` are places of who left."""
+    """Members of a convoy, see `engine.convoy`; `over`: places of members that have left."""
 
     ids: list[int]
     rows: list[int]
@@ -44,13 +45,16 @@ class WireConvoy(msgspec.Struct, array_like=True):
 
 
 class WireItem(msgspec.Struct, array_like=True):
-    """One request of a batch: `inputs` by the name of the Op that they come from.
+    """One request of a batch.
 
-    With `is_feed` they are what `process` is fed, by name. `deadline` is in `time.monotonic`,
-    which all processes of a machine share. `info` is there if a hook of the Op asks for
-    it, or its sequences need it.
-    `gathered` has what of an input is all parts of a stream. `sequence` is its number as one, of
-    who joins a StreamRun. `convoy` says of which requests it has the inputs.
+    Attributes:
+        inputs: by the name of the Op that they come from.
+        deadline: in `time.monotonic`, which all processes of a machine share.
+        is_feed: the inputs are the feed of `process`, by name.
+        info: if a hook of the Op asks for it, or its sequences need it.
+        gathered: inputs that consist of all parts of a stream.
+        sequence: the number of the sequence of a request that joins a StreamRun.
+        convoy: the requests whose inputs the item holds.
     """
 
     data_id: int
@@ -66,11 +70,13 @@ class WireItem(msgspec.Struct, array_like=True):
 
 
 class WireJob(msgspec.Struct, array_like=True):
-    """One batch. `number` is the job's, rising from 1, for this worker.
+    """One batch.
 
-    Of a StreamRun it is the first slice; `allowed` has how many parts each item may get. `places`
-    are the slots of the sequences that the items belong to, `given` the states of those that the
-    worker does not have, by the place of the item.
+    Attributes:
+        number: the job's, rising from 1, for this worker.
+        allowed: for the first slice of a StreamRun, how many parts each item may get.
+        places: the slots of the items' sequences.
+        given: the states of sequences that the worker does not have, by the place of the item.
     """
 
     number: int
@@ -81,11 +87,13 @@ class WireJob(msgspec.Struct, array_like=True):
 
 
 class WireSlice(msgspec.Struct, array_like=True):
-    """A further slice of the job `stream`, as a job with a number of its own.
+    """A further slice of the job `stream`, as a job with its own number.
 
-    `allowed` as in its WireJob, of all slices together; `over` are the places of the items that
-    nobody waits for, `joining` those who join a StreamRun, and their places. Number 0: it tells
-    a run this, and is no slice.
+    Attributes:
+        number: 0: only news for the running slice.
+        allowed: as in its WireJob, for all slices together.
+        over: the places of the items that nobody waits for.
+        joining: requests that join a StreamRun, with their places.
     """
 
     number: int
@@ -98,8 +106,11 @@ class WireSlice(msgspec.Struct, array_like=True):
 class Init(msgspec.Struct, array_like=True):
     """The first frame to a worker: the region of the arena that it writes to, and the server's.
 
-    `spec` says which Op it makes, that has this `config` and runs `warm_up`, where it was not
-    forked with one. With a `calls_region` a socket for calls comes with the frame.
+    Attributes:
+        spec: makes the Op, if the worker was not forked with one.
+        config: of that Op.
+        warm_up: samples for that Op.
+        calls_region: if set, a socket for calls comes with the frame.
     """
 
     region: int
@@ -111,7 +122,7 @@ class Init(msgspec.Struct, array_like=True):
 
 
 class Jobs(msgspec.Struct, array_like=True):
-    """`freed` are blocks of the worker's own region that nobody reads any more."""
+    """Jobs for a worker. `freed`: blocks of the worker's own region that nobody reads any more."""
 
     jobs: list[WireJob]
     freed: list[Block]
@@ -130,17 +141,19 @@ class ErrorFields(msgspec.Struct, array_like=True):
 
 
 class ItemOutcome(msgspec.Struct, array_like=True):
-    """Outcome of an item: one of both; of a part of a stream neither: the stream ended well.
+    """Outcome of an item: a payload or an error; neither: a stream has succeeded.
 
-    `to` are the Ops of a Goto; with `is_final` it is an Answer, with its `head`. `each` is that of
-    each request of a convoy.
+    Attributes:
+        to: the Ops of a Goto.
+        is_final: it is an Answer, with its `head`.
+        members: the outcomes of the requests in a convoy.
     """
 
     payload: SerializedPayload | None = None
     error: ErrorFields | None = None
     to: tuple[str, ...] | None = None
     is_final: bool = False
-    each: list[ItemOutcome] | None = None
+    members: list[ItemOutcome] | None = None
     head: AnswerHead | None = None
 
 
@@ -155,9 +168,11 @@ class StepTimes(msgspec.Struct, array_like=True):
 
 
 class WireParts(msgspec.Struct, array_like=True):
-    """Parts that the job `number`, which runs, has made: (place of the item, part), in order.
+    """Parts of a running job: (place of the item, part), in order.
 
-    Of a run that tells its steps the number is that of its first job, and `step` what made them.
+    Attributes:
+        number: of the running job; of a run that reports its steps the number of its first job.
+        step: the step that made the parts.
     """
 
     number: int
@@ -168,7 +183,7 @@ class WireParts(msgspec.Struct, array_like=True):
 
 
 class SliceEnd(msgspec.Struct, array_like=True):
-    """State of a StreamRun behind a slice."""
+    """State of a StreamRun after a slice."""
 
     made: list[int]
     ended: list[bool]
@@ -178,10 +193,11 @@ class SliceEnd(msgspec.Struct, array_like=True):
 
 
 class Result(msgspec.Struct, array_like=True):
-    """Outcome of a job, item by item; see `BatchRun`.
+    """Result of a job, item by item; see `BatchRun`.
 
-    The outcome of a slice is not here.
-    `kept` has the states of sequences, by the place of the item.
+    Attributes:
+        outcomes: empty for a slice.
+        kept: the states of sequences, by the place of the item.
     """
 
     number: int
@@ -199,11 +215,15 @@ class Result(msgspec.Struct, array_like=True):
 
 
 class WorkerReport(msgspec.Struct, array_like=True):
-    """From a worker.
+    """Report of a worker.
 
-    `note` is of the model that it has loaded. `failure` is the traceback of a start that failed,
-    `records` are log lines, `skipped` are the numbers of jobs that were revoked, `parts`
-    come before `results`. `counted` is what users' code has counted since the last report.
+    Attributes:
+        failure: the traceback of a failed start.
+        records: log records.
+        skipped: numbers of jobs that were revoked.
+        note: metadata of the model that it has loaded.
+        parts: come before `results`.
+        counted: changes of users' metrics since the last report.
     """
 
     is_ready: bool = False
@@ -222,7 +242,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encoded(message: msgspec.Struct) -> bytes:
-    """Return one message without a frame, for a way that keeps messages apart."""
+    """Return one message without a frame, for a transport that keeps messages apart."""
     return _encoder.encode(message)
 
 
@@ -257,7 +277,8 @@ class Unframer:
                 break
             bodies.append(view[body:end])
             start = end
-        if start or stream is data:  # else a long frame would be copied with each of its pieces
+        # otherwise a long frame would be copied with each of its pieces
+        if start or stream is data:
             self._rest = bytearray(view[start:])
         return bodies
 
@@ -267,10 +288,11 @@ class Link(Generic[Message]):
 
     Args:
         sock: connected; closed by `close`.
-        kind: what the other side sends.
-        on_message: called on the loop with each message. If it raises, the loop's exception
-            handler is told, and the next message is as welcome.
-        on_end: called once if the other side parts first.
+        kind: the type of the other side's messages.
+        on_message: called on the loop with each message. If it raises, the loop's exception handler
+            is
+            called, and further messages are read.
+        on_end: called once if the other side closes first.
     """
 
     def __init__(
@@ -293,7 +315,7 @@ class Link(Generic[Message]):
         loop.add_reader(sock, self._read)
 
     def send(self, frame: bytes) -> None:
-        """Send, or keep until the worker takes more. What a dead worker misses is dropped."""
+        """Send, or keep until the worker takes more. Messages to a dead worker are dropped."""
         if not self._is_open:
             return
         if self._unsent:
@@ -303,21 +325,21 @@ class Link(Generic[Message]):
             sent = self._socket.send(frame)
         except BlockingIOError:
             sent = 0
-        except OSError:  # the reader is about to learn that it ended
+        except OSError:  # the reader is about to see the end
             return
         if sent < len(frame):
             self._unsent += memoryview(frame)[sent:]
             self._loop.add_writer(self._socket, self._write)
 
     def close(self) -> None:
-        """Part: the worker ends when it has read what was sent."""
+        """Close: the worker ends when it has read what was sent."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             self._unsent.clear()
             with contextlib.suppress(OSError):
-                # What was forked from this process since may hold a copy of our end.
+                # Processes forked since then may hold a copy of our end.
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
 
@@ -338,23 +360,23 @@ class Link(Generic[Message]):
             self._on_end()
 
     def drain(self) -> None:
-        """Read what is left of a worker that has ended, and part."""
+        """Read the last messages of a worker that has ended, and close."""
         while self._is_open and self._receive():
             """Every report that it got out counts."""
         self.close()
 
     def _receive(self) -> bool | None:
-        """Take in what has arrived; None if nothing has, False at the end of the stream."""
+        """Read what has arrived; None if nothing has, False at the end of the stream."""
         try:
             data = self._socket.recv(_RECEIVE_BYTES)
         except BlockingIOError:
             return None
-        except OSError:  # reset: it ended without reading all that we sent
+        except OSError:  # reset: it ended without reading all messages
             return False
         for body in self._unframer.feed(data):
             try:
                 self._on_message(self._decode(body))
-            except Exception as error:  # of a log handler of the user's, say
+            except Exception as error:  # for example of a user's log handler
                 self._loop.call_exception_handler(
                     {"message": "a message of a worker was lost", "exception": error}
                 )
@@ -388,7 +410,7 @@ class WorkerLink:
         return msgspec.msgpack.decode(self._next(), type=Init)
 
     def next(self) -> Jobs:
-        """Return the next frame, waited for. EOFError: the server disconnected."""
+        """Wait for the next frame and return it. EOFError: the server disconnected."""
         return self._decode(self._next())
 
     def next_if_there(self) -> Jobs | None:
@@ -407,7 +429,7 @@ class WorkerLink:
         return self._bodies.popleft()
 
     def send(self, report: WorkerReport) -> None:
-        """Send a report; OSError when the server is gone."""
+        """Send a report; OSError if the server has ended."""
         frame = framed(report)
         with self._sending:
             self._socket.sendall(frame)
@@ -416,7 +438,7 @@ class WorkerLink:
     def send_record(self, record: bytes) -> None:
         """Send a log record, from any thread, at the latest with the report that is being sent.
 
-        It never waits: a finaliser may log in the midst of a send of the same thread.
+        It never waits: a finaliser may log in the middle of a send of the same thread.
         """
         self._records.append(record)
         self._send_records()

@@ -1,7 +1,7 @@
-"""The actor: a worker of an Op in a process that Ray has started, on whatever node.
+"""The actor: a worker of an Op in a process that Ray has started, on any node.
 
-It runs what a worker process runs; only what comes and goes takes another way. Batches come one
-call each. What is to be told while one runs, or between them, is fetched by a call that waits.
+It runs the same code as a worker process; only the transport differs. Each batch is a call. Reports
+while a batch runs, or between batches, are fetched by a call that waits.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from pipeline.workers.process.pages import AbandonedRequests, StatusPage
 from pipeline.workers.process.wire import Jobs, WorkerReport
 from pipeline.workers.ray.cargo import ActorSetup
 from pipeline.workers.ray.clock import ServerClock, boot_id
-from pipeline.workers.ray.cluster import beside
+from pipeline.workers.ray.cluster import in_parallel
 from pipeline.workers.ray.models import unpack_model
 from pipeline.workers.ray.objects import ActorCall, ActorMemory, ActorReply, Bytes, Running
 
-_RECORDS_WAIT_S = 0.1  # for more of them, or for a batch to go home with
+_RECORDS_WAIT_S = 0.1  # for more records, or for a batch's reply to send them with
 _LONGEST_POLL_S = 20.0
 _PAGE_BYTES = 4096
 
@@ -41,7 +41,7 @@ _decode = msgspec.msgpack.Decoder(ActorCall).decode
 
 
 class ReportBox:
-    """Reports on their way home: with the result of the call that runs, or fetched by `poll`."""
+    """Reports for the server: sent with the result of the running call, or fetched by `poll`."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -52,7 +52,7 @@ class ReportBox:
         self.is_closed: bool = False
 
     def add(self, report: WorkerReport, is_urgent: bool) -> None:
-        """Take a report; an urgent one is for who polls, another goes with the call's result."""
+        """Take a report; an urgent one is for `poll`, another goes with the call's result."""
         with self._condition:
             self._last += 1
             self._reports.append((self._last, report))
@@ -82,7 +82,7 @@ class ReportBox:
             return taken
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until there is something due; return whether there is."""
+        """Wait until a report is due; return whether one is."""
         until = time.monotonic() + timeout_s
         with self._condition:
             while not self.is_closed:
@@ -95,14 +95,14 @@ class ReportBox:
         return False
 
     def close(self) -> None:
-        """Have nobody wait any more."""
+        """End all waits."""
         with self._condition:
             self.is_closed = True
             self._condition.notify_all()
 
 
 class ActorEnd:
-    """The worker's end: see `ReportLink`. What `tell` brought is looked for in between."""
+    """The worker's end: see `ReportLink`. Messages of `tell` are read between batches."""
 
     def __init__(self, box: ReportBox, memory: ActorMemory) -> None:
         self.told: deque[tuple[Jobs, dict[int, Sequence[Bytes]]]] = deque()
@@ -110,7 +110,7 @@ class ActorEnd:
         self._memory = memory
 
     def next(self) -> Jobs:
-        """Raise EOFError: an actor has its work with each call."""
+        """Raise EOFError: an actor gets its work with each call."""
         raise EOFError
 
     def next_if_there(self) -> Jobs | None:
@@ -125,16 +125,16 @@ class ActorEnd:
 
 
 class RayActor:
-    """One worker. `begin`, `work` and `end` run one after the other, the others beside them.
+    """One worker. `begin`, `work` and `end` run one after the other, the others in parallel.
 
     Args:
-        cargo: what it is made of.
-        ledger: of what users' code counts; None: that of this process.
+        cargo: its description.
+        ledger: of users' metrics; None: that of this process.
     """
 
     def __init__(self, cargo: ActorSetup, ledger: Ledger | None = None) -> None:
         self._cargo = cargo
-        self._ledger = ledger or LEDGER  # no default: Ray pickles those
+        self._ledger = ledger or LEDGER  # not a default argument: Ray pickles those
         self._memory = ActorMemory()
         self._status = StatusPage(memoryview(bytearray(_PAGE_BYTES)))
         self._forgotten = AbandonedRequests(memoryview(bytearray(_PAGE_BYTES)))
@@ -148,7 +148,7 @@ class RayActor:
     # One after the other --------------------------------------------------------------------
 
     def begin(self, *model_files: Bytes) -> bytes:
-        """Initialise the Op; return the reply that says so, or why that failed."""
+        """Initialise the Op; return the reply that reports success or the failure."""
         self._ledger.begin()
         self._cargo.keep_logs(self._box.add_record)
         vars(sys.modules["__main__"]).update(self._cargo.classes)
@@ -174,7 +174,7 @@ class RayActor:
         return initialised(cargo.op, cargo.number, cargo.set_up, self._ends)
 
     def work(self, message: bytes, *objects: Any) -> Any:
-        """Run a batch, or a slice; return the reply, and as many objects as may come with it."""
+        """Run a batch or a slice; return the reply, and the allowed number of objects."""
         assert self._worker is not None, "the server waits for `begin`"
         call = self._opened(message)
         self._memory.objects = dict(zip(call.numbers, objects, strict=True))
@@ -201,11 +201,11 @@ class RayActor:
             self._clock.to_server(report)
         return self._memory.pack(ActorReply(reports, running), count)
 
-    # Beside them ----------------------------------------------------------------------------
+    # In parallel ----------------------------------------------------------------------------
 
-    @beside
+    @in_parallel
     def poll(self) -> Any:
-        """Return what is to be told, waited for; or what it is at, if that takes long."""
+        """Wait for reports and return them; or return the running job, if it takes long."""
         look_s = self._cargo.look_s or _LONGEST_POLL_S
         until = time.monotonic() + _LONGEST_POLL_S
         while not self._box.wait(min(look_s, max(0.0, until - time.monotonic()))):
@@ -215,25 +215,25 @@ class RayActor:
                 break
         return self._reply(0, self._running())
 
-    @beside
+    @in_parallel
     def tell(self, message: bytes, *objects: Any) -> None:
-        """Take what a run that is under way is to know."""
+        """Take news for a running job."""
         call = self._opened(message)
         self._link.told.append((call.work, dict(zip(call.numbers, objects, strict=True))))
 
-    @beside
+    @in_parallel
     def revoke(self, number: int) -> int:
-        """Begin no job up to this one; return the last that was begun."""
+        """Begin no job up to this one; return the last that has begun."""
         return self._status.revoke(number)
 
-    @beside
+    @in_parallel
     def forget(self, data_ids: Sequence[int]) -> None:
-        """Take note that nobody waits for these requests any more."""
+        """Note that nobody waits for these requests any more."""
         for data_id in data_ids:
             self._forgotten.add(data_id)
 
     def _running(self) -> Running | None:
-        """Return the job that runs, its age, and that of its call."""
+        """Return the running job, its age, and that of its call."""
         job, began, called = self._status.job, self._status.job_started, self._status.call_started
         if not job or began is None:
             return None

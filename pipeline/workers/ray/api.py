@@ -1,4 +1,4 @@
-"""RayApi: what we use of Ray, as far as the rest of this folder knows it; tests play it."""
+"""RayApi: the part of Ray that this folder uses; tests replace it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from pipeline.config.sections import RayConfig
 
-Told = Callable[[Any, "Exception | None"], None]
-"""Told the value of a reference, or why there is none; in whatever thread."""
+OnValue = Callable[[Any, "Exception | None"], None]
+"""Gets the value of a reference, or why there is none; in any thread."""
 
 
 class ActorGoneError(Exception):
@@ -21,14 +21,14 @@ class UnreachableError(ActorGoneError):
 
 
 class ObjectGoneError(Exception):
-    """An object is lost: with the node that it was on, or as there is no more room."""
+    """An object is lost: with its node, or because there was no room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demands:
-    """Demands of an actor: what it needs of its node, and where it is put.
+    """Resources that an actor needs of its node, and its placement.
 
-    `node` is the id of one where it is put if there is room; `spreads`: on one that has few.
+    `node` is the id of a preferred node; `spreads`: prefer a node with few actors.
     """
 
     num_cpus: float = 1.0
@@ -39,7 +39,7 @@ class Demands:
 
 
 class RayApi(Protocol):
-    """Calls into Ray. From any thread but the event loop's, as each may take a while.
+    """Calls to Ray. From any thread but the event loop's, because each may take long.
 
     Attributes:
         where: returns the id of the node that it is called on; picklable.
@@ -49,28 +49,28 @@ class RayApi(Protocol):
     def where(self) -> Callable[[], str]: ...
 
     def connect(self, config: RayConfig) -> None:
-        """Be part of a cluster; raises InitError."""
+        """Join a cluster; raises InitError."""
 
     def start(self, actor: type, cargo: Any, demands: Demands, name: str) -> Any:
         """Return a handle of a new actor, which is made with `cargo` as soon as there is room."""
 
     def call(self, actor: Any, method: str, args: Sequence[Any], returns: int) -> list[Any]:
-        """Call a method of an actor; return references of what it returns."""
+        """Call a method of an actor; return references of its results."""
 
     def put(self, value: Any) -> Any:
-        """Return a reference of a value, which is in the store from now on."""
+        """Put a value into the store, and return a reference."""
 
     def get(self, ref: Any, timeout_s: float) -> Any:
-        """Return the value of a reference, waited for; raises ObjectGoneError."""
+        """Wait for the value of a reference and return it; raises ObjectGoneError."""
 
-    def when_done(self, ref: Any, notify: Told) -> None:
-        """Have `told` called with its value, or an ActorGoneError, ObjectGoneError or another."""
+    def when_done(self, ref: Any, notify: OnValue) -> None:
+        """Have `notify` called with its value, or an ActorGoneError, ObjectGoneError or another."""
 
     def kill(self, actor: Any) -> None:
-        """End an actor at once."""
+        """Kill an actor."""
 
     def describe_room(self) -> str:
-        """Return what the nodes have, for an error message."""
+        """Return the nodes' resources, for an error message."""
 
     def close(self) -> None:
-        """Part from the cluster; end it, if it is our own."""
+        """Leave the cluster; end it if this process has started it."""

@@ -1,4 +1,4 @@
-"""Cargo: what an actor is made of; pickled by Ray, classes of the script by value."""
+"""ActorSetup: the description of an actor; pickled by Ray, classes of the script by value."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ KeepLogs = Callable[[Callable[[bytes], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class ActorSetup:
-    """Things that an actor is made with.
+    """Description of an actor.
 
     Args:
-        op: configured, and of the graph around it no more than the names.
+        op: a configured Op, with only the names of its neighbours in the graph.
         number: of the worker.
         set_up: gives the Op its predictor.
-        keep_logs: has log records sent to the server.
+        keep_logs: sends log records to the server.
         boot_id: of the server's machine.
         where: returns the id of the node, there.
-        look_s: how often it tells what it is at, if that takes long; 0: never.
-        classes: those of the script, so that a payload of such a class can be pickled by name.
+        look_s: how often it reports a long-running job; 0: never.
+        classes: of the script, so that a payload of such a class can be pickled by name.
         model_files: names of the files of its model, which come with `begin`.
     """
 

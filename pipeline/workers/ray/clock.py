@@ -1,4 +1,4 @@
-"""Clocks of two machines: `time.monotonic` begins anew on each of them."""
+"""Clocks of two machines: `time.monotonic` starts at another time on each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Return what tells this machine, since it was started, from others; "": nothing does."""
+    """Return an id of this machine since its start; "": unknown."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -22,8 +22,8 @@ def boot_id() -> str:
 class ServerClock:
     """The server's clock, as an actor knows it.
 
-    On one machine they have the same. Else each message tells how much this one's is ahead, and
-    what its way took; the least of these is nearest to the truth.
+    On one machine both clocks are the same. Otherwise each message shows by how much this clock is
+    ahead, plus the time of its transport; the least of these is the best estimate.
     """
 
     def __init__(self, is_same: bool, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -32,13 +32,13 @@ class ServerClock:
         self._ahead_ns: int | None = 0 if is_same else None
 
     def heard(self, sent_ns: int) -> None:
-        """Take note of when, on the server's clock, a message was sent that arrives now."""
+        """Note when, on the server's clock, a message was sent that arrives now."""
         if not self._is_same:
             ahead = self._clock_ns() - sent_ns
             self._ahead_ns = ahead if self._ahead_ns is None else min(ahead, self._ahead_ns)
 
     def to_here(self, work: Jobs) -> None:
-        """Put the deadlines of what came on this clock."""
+        """Convert the deadlines of a message to this clock."""
         ahead_ns = self._ahead_ns or 0
         if ahead_ns:
             for item in items_of(work):
@@ -46,7 +46,7 @@ class ServerClock:
                     item.deadline += ahead_ns / 1e9
 
     def to_server(self, report: WorkerReport) -> None:
-        """Put the times of what is reported on the server's."""
+        """Convert the times of a report to the server's clock."""
         ahead_ns = self._ahead_ns or 0
         if not ahead_ns:
             return
@@ -67,7 +67,7 @@ class ServerClock:
 
 
 def items_of(work: Jobs) -> Iterable[WireItem]:
-    """Yield all requests of what is sent."""
+    """Yield all requests of a message."""
     for job in work.jobs:
         yield from job.items
     for piece in work.slices:

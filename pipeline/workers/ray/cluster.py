@@ -1,4 +1,4 @@
-"""RayCluster: the RayApi of Ray itself. The only place that imports it."""
+"""RayCluster: implements RayApi with Ray. No other module imports Ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.workers.ray.api import (
     ActorGoneError,
     Demands,
     ObjectGoneError,
-    Told,
+    OnValue,
     UnreachableError,
 )
 
@@ -22,7 +22,7 @@ _CONTROL_THREADS = 4
 
 
 class RayCluster:
-    """See `RayApi`. A connection that the script has made already is used, and left alone."""
+    """See `RayApi`. A connection that the script opened before is used, and stays open."""
 
     def __init__(self) -> None:
         self.where: Callable[[], str] = node_id
@@ -39,7 +39,7 @@ class RayCluster:
             return
         try:
             self._init(ray, config)
-        except Exception as error:  # of many kinds
+        except Exception as error:  # Ray raises many types
             where = f"dag.ray.address {config.address!r}"
             raise InitError(f"{where}: no connection to Ray: {described(error)}") from error
         self._is_own = True
@@ -54,7 +54,7 @@ class RayCluster:
         if config.address == "auto":
             try:
                 ray.init(address="auto", **common)
-            except ConnectionError:  # there is none here
+            except ConnectionError:  # no cluster runs on this machine
                 pass
             else:
                 return
@@ -68,7 +68,7 @@ class RayCluster:
 
         strategy: Any = "SPREAD" if demands.spreads else "DEFAULT"
         if demands.node is not None:
-            # Else it would wait there for room; there is no public word for this.
+            # Otherwise the actor would wait for room on this node; Ray has no public option for it.
             strategy = NodeAffinitySchedulingStrategy(
                 demands.node, soft=True, _spill_on_unavailable=True
             )
@@ -77,7 +77,7 @@ class RayCluster:
             num_gpus=demands.num_gpus,
             resources=dict(demands.resources),
             scheduling_strategy=strategy,
-            max_restarts=0,  # we start another one, and know which is which
+            max_restarts=0,  # the pool starts another actor itself, and so knows each one
         )
         return made.remote(cargo)
 
@@ -110,10 +110,10 @@ class RayCluster:
         except Exception as error:
             raise ObjectGoneError(described(error)) from error
 
-    def when_done(self, ref: Any, notify: Told) -> None:
+    def when_done(self, ref: Any, notify: OnValue) -> None:
         def pass_on(future: Any) -> None:
             error = future.exception()
-            notify(None if error else future.result(), error and _ours(error))
+            notify(None if error else future.result(), error and _converted(error))
 
         ref.future().add_done_callback(pass_on)
 
@@ -147,11 +147,11 @@ class RayCluster:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def beside(method: Method) -> Method:
-    """Mark a method of an actor that runs beside its batches.
+def in_parallel(method: Method) -> Method:
+    """Mark a method of an actor that runs in parallel with its batches.
 
-    As `ray.method` does, which needs Ray at the import of who uses it; and what is marked later is
-    not seen by a client's server (`ray://`), which imports the actor by its name.
+    `ray.method` would need an import of Ray in the actor's module. A mark that is set later would
+    be missing with `ray://`, where Ray's server imports the actor by its name.
     """
     method.__ray_concurrency_group__ = _CONTROL  # type: ignore[attr-defined]
     return method
@@ -163,24 +163,26 @@ def node_id() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _ours(error: BaseException) -> Exception:
-    """Return what an error of Ray means to us."""
-    from ray import exceptions as theirs
+def _converted(error: BaseException) -> Exception:
+    """Return the error of `api` that corresponds to one of Ray."""
+    from ray import exceptions as ray_errors
 
     text = _first_line(error)
-    if isinstance(error, theirs.ActorUnavailableError):
+    if isinstance(error, ray_errors.ActorUnavailableError):
         return UnreachableError(text)
-    if isinstance(error, theirs.RayActorError | theirs.NodeDiedError | theirs.WorkerCrashedError):
+    if isinstance(
+        error, ray_errors.RayActorError | ray_errors.NodeDiedError | ray_errors.WorkerCrashedError
+    ):
         return ActorGoneError(text)
-    cause = getattr(error, "cause", None)  # of what could not be fetched for a call
-    lost = theirs.ObjectLostError | theirs.ObjectStoreFullError | theirs.OutOfDiskError
+    cause = getattr(error, "cause", None)  # an argument of the call could not be fetched
+    lost = ray_errors.ObjectLostError | ray_errors.ObjectStoreFullError | ray_errors.OutOfDiskError
     if isinstance(error, lost) or isinstance(cause, lost):
         return ObjectGoneError(text)
     return error if isinstance(error, Exception) else RuntimeError(text)
 
 
 def _first_line(error: BaseException) -> str:
-    """Return what an error says, without what Ray adds for those who look for its files."""
+    """Return the reason in an error's text, without Ray's hints to its log files."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = next((line for line in lines if line.startswith("The actor is dead because")), None)
     return (reason or (lines[0] if lines else type(error).__name__))[:300]

@@ -1,4 +1,4 @@
-"""One actor as the server sees it: what it was sent, what it reports, how it ends."""
+"""One actor as the server sees it: its jobs, its reports, and its end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pipeline.workers.restart_policy import RestartSlot
 if TYPE_CHECKING:
     from pipeline.workers.ray.pool import RayWorkers
 
-_PICK_UP_TIMEOUT_S = 1.0  # for an actor to begin what it was sent, beyond the Op's timeout
-_SILENT_LOOKS = 4  # an actor that has told nothing for so many of its looks hangs in its call
+_PICK_UP_TIMEOUT_S = 1.0  # for an actor to begin a job, in addition to the Op's timeout
+_SILENT_LOOKS = 4  # an actor without a report for so many of its periods hangs in its call
 
 
 class Actor:
@@ -36,22 +36,22 @@ class Actor:
 
 
 class HeadStatus(StatusPage):
-    """State of an actor, as far as it can be told from here: it takes what it has in order."""
+    """State of an actor, as far as the server can know it: it runs its jobs in order."""
 
     def __init__(self) -> None:
         super().__init__(memoryview(bytearray(4096)))
 
-    def takes_up(self, job: int, at: float) -> None:
-        """Take note that a job, 0: none, is what it is at, since then."""
+    def set_running(self, job: int, at: float) -> None:
+        """Set the running job (0: none), and since when it runs."""
         self._cells[0], self._cells[1], self._cells[2] = job, at, 0.0
 
 
 class RayWorker(ProcessWorker):
-    """One actor. See `ProcessWorker`; what it is sent and what it tells is the same.
+    """One actor. See `ProcessWorker`; its messages are the same.
 
     Attributes:
-        link: the way to it.
-        node: the id of the one that it is on; "": it is on none yet.
+        link: the connection to it.
+        node: the id of its node; "": it has none yet.
     """
 
     link: ActorLink
@@ -62,7 +62,9 @@ class RayWorker(ProcessWorker):
     ) -> None:
         self._actors = workers
         self._wanted_node = node
-        self._told: tuple[int, float, float | None] | None = None  # job, when, its call's begin
+        self._progress: tuple[int, float, float | None] | None = (
+            None  # job, time, begin of its call
+        )
         super().__init__(workers, slot, commons, op)
 
     def _connect(self, commons: KindContext, op: Op) -> None:
@@ -75,39 +77,39 @@ class RayWorker(ProcessWorker):
         self._link = self.link = ActorLink(context, pool.sender, self, cargo, op.name)
         self.link.start(pool.demands(self._wanted_node), pool.model_refs)
 
-    # How it stands ------------------------------------------------------------------------------
+    # State --------------------------------------------------------------------------------------
 
     @property
     def call_started(self) -> float | None:
         if not self.sent:
             return None
-        if self._told is None or self._told[0] != self.status.job:
+        if self._progress is None or self._progress[0] != self.status.job:
             return self._head_since + _PICK_UP_TIMEOUT_S
-        _, told_at, called_at = self._told
+        _, told_at, called_at = self._progress
         if self.is_silent:
             return called_at or told_at
-        # What it told is as old as one of its looks: the call may have ended since.
+        # A report is up to one period old: the call may have ended since.
         return called_at + self._actors.look_s if called_at is not None else None
 
     @property
     def is_silent(self) -> bool:
-        """Return whether it has told nothing of what it is at: perhaps it cannot be reached."""
-        if self._told is None or self._told[0] != self.status.job:
+        """Return whether it has not reported progress: perhaps it cannot be reached."""
+        if self._progress is None or self._progress[0] != self.status.job:
             return True
         look_s = self._actors.look_s
-        return self._pool.loop.time() - self._told[1] > look_s * _SILENT_LOOKS
+        return self._pool.loop.time() - self._progress[1] > look_s * _SILENT_LOOKS
 
     def _look_at_head(self) -> None:
-        """Take note of which job it is at now."""
+        """Update the running job."""
         head = next(iter(self.sent), 0)
         if head != self._head.job:
-            self._head.takes_up(head, self._pool.loop.time())
-            self._told = None
+            self._head.set_running(head, self._pool.loop.time())
+            self._progress = None
 
-    # What it is told ----------------------------------------------------------------------------
+    # Messages to the actor ----------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Send what was given: a batch or a slice a call, so that each comes back at once."""
+        """Send the queued jobs: one call for each batch or slice, so that each returns at once."""
         if not (self._unsent or self._slices):
             return
         jobs, slices = self._unsent, self._slices
@@ -124,7 +126,7 @@ class RayWorker(ProcessWorker):
         self._look_at_head()
 
     def revoke(self) -> list[BatchRun]:
-        """Ask for what it has not begun; the pool is told when it has said so."""
+        """Ask for the jobs that it has not begun; the pool gets them after its reply."""
         if len(self.sent) > 1:
             self.link.revoke(self._last_number, self._on_revoked)
         return []
@@ -137,10 +139,10 @@ class RayWorker(ProcessWorker):
         ]
         self._pool.on_returned([self.sent.pop(number).run for number in waiting])
 
-    # What it tells ------------------------------------------------------------------------------
+    # Messages from the actor --------------------------------------------------------------------
 
     def opens(self, report: WorkerReport) -> list[int]:
-        """See `LinkOwner`: the answers that do not go to actors only."""
+        """Return the objects of answers that do not go to actors only; see `LinkOwner`."""
         numbers: list[int] = []
         for result in report.results:
             sent = self.sent.get(result.number)
@@ -178,7 +180,7 @@ class RayWorker(ProcessWorker):
     def on_running(self, job: int, age_s: float, call_age_s: float) -> None:
         now = self._pool.loop.time()
         if job == self._head.job:
-            self._told = job, now, None if call_age_s < 0 else now - call_age_s
+            self._progress = job, now, None if call_age_s < 0 else now - call_age_s
 
     def on_job_lost(self, number: int, why: str) -> None:
         sent = self.sent.pop(number, None)

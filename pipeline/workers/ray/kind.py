@@ -1,4 +1,4 @@
-"""The kind of workers that are actors of a Ray cluster: what all of a server's have in common."""
+"""The worker kind `ray`: the parts that all actors of a server share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RayKind:
     """Actors of one cluster, whose payloads are in its store; see `WorkerKind`.
 
     Args:
-        api: plays Ray, in tests.
+        api: replaces Ray, in tests.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RayKind:
         self.start_timeout_s: float = self._config.start_timeout_s
 
     def fork(self) -> None:
-        """Check who is to be near whom; nothing is forked."""
+        """Check `near` of the Ops; nothing is forked."""
         for op in self._ops:
             _check_near(op, {other.name: other for other in self._ops})
 
@@ -63,7 +63,7 @@ class RayKind:
     def workers(self, op: Op, count: int, owner: WorkersOwner) -> RayWorkers:
         readers = list(op.pipeline_consumers)
         passes_on = bool(readers) and set(self._ops).issuperset(readers)
-        # A cache reads what is asked and what is answered, here.
+        # A cache reads the requests and the answers in this process.
         passes_on &= not any(reader.pipeline_config.response_cache for reader in (op, *readers))
         pool = RayWorkers(
             op, count, self._loop, self._shared, owner, self._schedule, self, passes_on
@@ -81,7 +81,7 @@ class RayKind:
         control.do(lambda: self._shared.inbox.post(lambda *_: closed.set(), None, None))
         control.close()
         if not self._connected.cancelled() and self._connected.exception() is None:
-            with contextlib.suppress(TimeoutError):  # of a cluster that says nothing any more
+            with contextlib.suppress(TimeoutError):  # of a cluster that does not reply any more
                 await asyncio.wait_for(closed.wait(), _CLOSE_TIMEOUT_S)
 
     # For the workers ----------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class RayKind:
         self._shared.control.start()
 
     def _put_model(self, op: Op) -> Sequence[Any]:
-        """Put a model into the store, if it is to be sent. Not on the loop."""
+        """Put a model into the store, if it has to be sent. Not on the loop."""
         path = op.pipeline_config.local_service_conf.model_config
         if path is None or op.pipeline_config.ray.model_from != "store":
             return []
@@ -131,8 +131,8 @@ class RayKind:
         if wanted.near is not None:
             nodes = sorted({*self._pools[wanted.near].nodes} - {"", silent})
         elif silent:
-            everybody = (node for pool in self._pools.values() for node in pool.nodes)
-            nodes = sorted({*everybody} - {"", silent})
+            all_nodes = (node for pool in self._pools.values() for node in pool.nodes)
+            nodes = sorted({*all_nodes} - {"", silent})
         elif wanted.placement == "pack":
             nodes = [node for node in self._pools[op.name].nodes if node][:1]
         else:
@@ -144,16 +144,16 @@ class RayKind:
 
 
 def _take_back_sigterm() -> None:
-    """Have SIGTERM handled as before: Ray's native part has put a handler there that aborts."""
+    """Restore the handler of SIGTERM: Ray's native part has installed one that aborts."""
     if threading.current_thread() is threading.main_thread():
         handler = signal.getsignal(signal.SIGTERM)
-        if handler is not None:  # else it is not Python's
+        if handler is not None:  # otherwise it is not Python's
             signal.signal(signal.SIGTERM, handler)
             signal.siginterrupt(signal.SIGTERM, False)
 
 
 def _check_near(op: Op, others: Mapping[str, Op]) -> None:
-    """Raise ConfigError if an Op waits for one that is no actor, or waits for it."""
+    """Raise ConfigError if an Op waits for one that is not an actor, or that waits for it."""
     seen = [op.name]
     while (near := others[seen[-1]].pipeline_config.ray.near) is not None:
         if near not in others or near in seen:

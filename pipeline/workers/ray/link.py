@@ -1,7 +1,7 @@
-"""ActorLink: the server's end of the way to one actor; and the threads that call into Ray.
+"""ActorLink: the server's end of the connection to one actor; and the threads that call Ray.
 
-A call takes a good part of a millisecond of the thread that makes it, and one that puts what is
-large longer: none is made on the event loop. What comes back is posted to it.
+A call takes a good part of a millisecond of its thread, and longer with large values: none is made
+on the event loop. Results are posted to the loop.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ Call = Callable[[], object]
 
 
 class Sender(threading.Thread):
-    """A thread that makes calls into Ray, one after the other."""
+    """A thread that makes calls to Ray, one after the other."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=f"pipeline-ray-{name}", daemon=True)
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
 
     def do(self, call: Call) -> None:
-        """Have something called; it handles what it raises."""
+        """Queue a call, which handles its own exceptions."""
         self._calls.put(call)
 
     def close(self) -> None:
-        """End when all calls so far are made."""
+        """End after all calls so far."""
         self._calls.put(None)
 
     def run(self) -> None:
         while (call := self._calls.get()) is not None:
             try:
                 call()
-            except Exception:  # a defect of ours: who waits for it has a deadline
+            except Exception:  # a defect of this library: waiting requests have a deadline
                 _LOGGER.exception("a call into Ray failed")
 
 
 @dataclass(frozen=True, slots=True)
 class RayContext:
-    """Things that all actors of a server share.
+    """Services that all actors of a server share.
 
-    `control` makes the calls that no batch waits for, so that those get through when an Op's own
-    sender, which `make_sender` makes, puts something large.
+    `control` makes the calls that no batch waits for, so that they are not delayed when an Op's own
+    sender, made by `make_sender`, puts a large value.
     """
 
     api: RayApi
@@ -86,7 +86,8 @@ class LinkOwner(Protocol):
     """Listener to an actor, on the loop: its worker.
 
     Attributes:
-        objects: that a reply may have. One that has more has them in these, or is itself one.
+        objects: how many objects a reply may have. More large values share these objects, or are in
+            the reply.
     """
 
     @property
@@ -104,7 +105,7 @@ class LinkOwner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _ArrivedReport:
-    """A report in its place; it is passed on when nothing of it is on its way any more."""
+    """A report that has arrived; it is passed on when all of its objects have arrived."""
 
     report: WorkerReport
     numbers: list[int]
@@ -113,17 +114,17 @@ class _ArrivedReport:
 
 
 class ReportsInOrder:
-    """Reports of an actor: passed on in order, once all is here that the server reads of them."""
+    """Reports of an actor: passed on in order, when the server has the objects that it reads."""
 
     def __init__(self, memory: RayMemory, inbox: LoopInbox, owner: LinkOwner) -> None:
         self._memory = memory
         self._inbox = inbox
         self._owner = owner
-        self._next = 1  # the number of the report that is to be passed on next
+        self._next = 1  # the number of the next report to be passed on
         self._arrived: dict[int, _ArrivedReport] = {}
 
     def take(self, message: Any, objects: Sequence[Any] = ()) -> ActorReply:
-        """Take a reply: its objects, references or what came with it; its reports, in order."""
+        """Take a reply with its objects, or references to them; pass on its reports, in order."""
         frame, *values = message if isinstance(message, tuple) else (message,)
         reply = decode_reply(frame)
         used = sorted({number for _, report in reply.reports for number in objects_in(report)})
@@ -142,7 +143,7 @@ class ReportsInOrder:
         return reply
 
     def _fetch(self, arrived: _ArrivedReport) -> None:
-        """Have those objects fetched that the server itself will read."""
+        """Fetch the objects that the server itself will read."""
         for number in self._owner.opens(arrived.report):
             if not self._memory.is_here(number):
                 arrived.missing += 1
@@ -171,16 +172,16 @@ class ReportsInOrder:
             self._memory.release(number)
 
     def drain(self) -> None:
-        """Pass on what has come; nothing more will."""
+        """Pass on the reports that have come; no more will come."""
         for serial in sorted(self._arrived):
             arrived = self._arrived.pop(serial)
             if arrived.missing:
-                arrived.report = WorkerReport()  # its jobs are started over
+                arrived.report = WorkerReport()  # its jobs are started again
             self._pass_on(arrived)
 
 
 class ActorLink:
-    """The way to one actor. On the loop, but for what says that it is a sender's."""
+    """The connection to one actor. On the loop, except for methods of a sender."""
 
     def __init__(
         self, context: RayContext, sender: Sender, owner: LinkOwner, cargo: ActorSetup, name: str
@@ -205,25 +206,25 @@ class ActorLink:
         self._control.do(functools.partial(self._start, demands, model_files))
 
     def _start(self, demands: Demands, model_files: Sequence[Any]) -> None:
-        """A sender's."""
+        """Start the actor, in a sender."""
         api = self._api
         try:
             self._actor = api.start(RayActor, self._cargo, demands, self._name)
             (began,) = api.call(self._actor, "begin", model_files, 1)
-        except Exception as error:  # what cannot be pickled, a connection that is gone
+        except Exception as error:  # a value that cannot be pickled, or a lost connection
             self._inbox.post(self._end, f"could not be started: {described(error)}", None)
             return
         api.when_done(began, functools.partial(self._inbox.post, self._began))
         self._poll_again()
 
     def work(self, work: Jobs, number: int) -> None:
-        """Send one batch, or slice, which is the job of this number."""
+        """Send one batch or slice, which is the job of this number."""
         if self._is_open:
             call = ActorCall(0, numbers_in(work), self._owner.objects, work)
             self._sender.do(functools.partial(self._work, call, number))
 
     def _work(self, call: ActorCall, number: int) -> None:
-        """A sender's."""
+        """Call `work`, in a sender."""
         lost = functools.partial(self._inbox.post, self._job_lost, number)
         try:
             reply, *objects = self._call("work", call, 1 + call.count)
@@ -234,30 +235,30 @@ class ActorLink:
         self._api.when_done(reply, functools.partial(self._post_result, done))
 
     def _call(self, method: str, call: ActorCall, returns: int) -> list[Any]:
-        """A sender's."""
+        """Call a method of the actor, in a sender."""
         refs = [self._memory.ref(number) for number in call.numbers]
         call.sent_ns = time.monotonic_ns()
         return self._api.call(self._actor, method, (encoded(call), *refs), returns)
 
     def _post_result(self, done: Callable[..., None], value: Any, error: Any) -> None:
-        """Any thread's."""
+        """Post a result; in any thread."""
         self._inbox.post(done, value, error)
 
     def tell(self, work: Jobs) -> None:
-        """Send what a run that is under way is to know."""
+        """Send news to a running job."""
         if self._is_open:
             call = ActorCall(0, numbers_in(work), 0, work)
             self._sender.do(functools.partial(self._tell, call))
 
     def _tell(self, call: ActorCall) -> None:
-        """A sender's."""
+        """Call `tell`, in a sender."""
         try:
             self._call("tell", call, 1)
         except Exception as error:
             self._inbox.post(self._failed, error, None)
 
     def revoke(self, number: int, notify: Callable[[int], None]) -> None:
-        """Call back all jobs up to this one; `told` of the last that was begun."""
+        """Take back all jobs up to this one; `notify` gets the last job that has begun."""
 
         def answered(begun: Any, error: Any) -> None:
             if error is None and self._is_open:
@@ -278,13 +279,13 @@ class ActorLink:
             self._control.do(functools.partial(self._api.call, *args))
 
     def close(self) -> None:
-        """Let it end when it is done with what it has."""
+        """Let it end after the jobs that it has."""
         if self._is_open:
             self._is_open = False
             self._sender.do(self._close)
 
     def _close(self) -> None:
-        """A sender's."""
+        """Let it end, in a sender."""
 
         def ended(value: Any, error: Any) -> None:
             self._control.do(self._kill)
@@ -296,12 +297,12 @@ class ActorLink:
         self._api.when_done(ref, ended)
 
     def kill(self) -> None:
-        """End it at once. What it does from now on is nobody's."""
+        """Kill it. Its results from now on are dropped."""
         self._is_open = False
         self._control.do(self._kill)
 
     def _kill(self) -> None:
-        """A sender's. Who cannot be reached is told by Ray as soon as it can."""
+        """Kill it, in a sender. Ray reports an unreachable actor as soon as it can."""
         try:
             if self._actor is not None:
                 self._api.kill(self._actor)
@@ -328,7 +329,7 @@ class ActorLink:
             self._failed(error, None)
 
     def _poll(self) -> None:
-        """Have the actor tell what it has to, when it has. A sender's."""
+        """Ask the actor for its reports, which it returns when it has some; in a sender."""
         (reply,) = self._api.call(self._actor, "poll", (), 1)
         self._api.when_done(reply, functools.partial(self._inbox.post, self._polled))
 
@@ -343,7 +344,7 @@ class ActorLink:
             self._owner.on_running(*running)
 
     def _poll_again(self) -> None:
-        """A sender's."""
+        """Ask again, in a sender."""
         try:
             self._poll()
         except Exception as error:
@@ -354,7 +355,7 @@ class ActorLink:
             self._owner.on_job_lost(number, described(error))
 
     def _failed(self, error: Exception, _: object) -> None:
-        """An actor that cannot be called has ended, or is to."""
+        """Handle a failed call: the actor has ended, or has to end."""
         if isinstance(error, ActorGoneError):
             if isinstance(error, UnreachableError) and not self._ended:
                 self._owner.on_unreachable()
@@ -372,5 +373,5 @@ class ActorLink:
                 self._control.do(self._forget_actor)
 
     def _forget_actor(self) -> None:
-        """A sender's: a handle that goes may take the actor along, which takes a while."""
+        """Drop the handle, in a sender: that may also end the actor, which takes some time."""
         self._actor = None

@@ -1,4 +1,4 @@
-"""Models that the server sends: one copy in the store, a folder of files on each node's actor."""
+"""Models that the server sends: one copy in the store, a folder of files for each actor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model_files(op: Op, path: Path) -> Mapping[str, Bytes]:
     """Return the files of an Op's model, a file or a folder, by their paths from its folder.
 
     Raises:
-        InitError: there is none, or there are so many that it is no model.
+        InitError: there are no files, or too many for a model.
     """
     files = (
         [path] if path.is_file() else sorted(entry for entry in path.rglob("*") if entry.is_file())
@@ -41,7 +41,7 @@ def model_files(op: Op, path: Path) -> Mapping[str, Bytes]:
 def unpack_model(
     op: Op, names: Sequence[str], files: Sequence[Bytes], ends: contextlib.ExitStack
 ) -> None:
-    """Write a model's files to a folder of the actor's own, and have the Op load it from there."""
+    """Write a model's files to a folder of the actor, and let the Op load it from there."""
     folder = Path(tempfile.mkdtemp(prefix="pipeline-model-"))
     ends.callback(shutil.rmtree, folder, ignore_errors=True)
     for name, data in zip(names, files, strict=True):

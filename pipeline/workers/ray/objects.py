@@ -1,7 +1,7 @@
-"""Objects in Ray's store: where the blocks of payloads lie that go by reference.
+"""Objects in Ray's store, with the blocks of payloads that are sent by reference.
 
-An object is a list of byte arrays. On its way a Block has its number in place of a region, the
-place in the list in place of an offset.
+An object is a list of byte arrays. In a message, `Block.region` is the number of an object, and
+`Block.offset` is the index in its list.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.workers.shm.payload import (
 from pipeline.workers.shm.pickling import anything_of, data_of
 
 MIN_BYTES = 100 * 1024
-"""Least size of an object: Ray itself sends less than that with what a call returns."""
+"""Least size of an object: Ray itself sends smaller ones with the result of a call."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -38,14 +38,14 @@ _GET_TIMEOUT_S = 10.0
 
 
 Running = tuple[int, float, float]
-"""(number of a job that runs, its age, that of its call of `process` or -1), in seconds."""
+"""(number of a running job, its age, age of its `process` call or -1), ages in seconds."""
 
 
 class ActorCall(msgspec.Struct, array_like=True):
-    """Message to an actor, all in one: each argument of a call of Ray takes its time.
+    """Message to an actor. It is a single argument, because each argument of a Ray call costs time.
 
-    `sent_ns` is on the server's clock; `numbers` are those of the objects that come with it, and
-    `count` is how many the reply may have.
+    `sent_ns` is on the server's clock; `numbers` are the numbers of the objects sent along; the
+    reply may have up to `count` objects.
     """
 
     sent_ns: int
@@ -55,7 +55,7 @@ class ActorCall(msgspec.Struct, array_like=True):
 
 
 class ActorReply(msgspec.Struct, array_like=True):
-    """Message of an actor: reports with their running numbers."""
+    """Message of an actor: reports with their sequence numbers."""
 
     reports: list[tuple[int, WorkerReport]]
     running: Running | None = None
@@ -83,7 +83,7 @@ def objects_in(report: WorkerReport) -> list[int]:
 
 
 def renumber(report: WorkerReport, numbers: Mapping[int, int]) -> None:
-    """Put other numbers in the place of those of its objects."""
+    """Replace the object numbers in a report."""
     for outcome in outcomes_of(report):
         payload = outcome.payload
         if payload is not None and payload.buffers:
@@ -93,7 +93,7 @@ def renumber(report: WorkerReport, numbers: Mapping[int, int]) -> None:
 
 
 def numbers_in(work: Jobs) -> list[int]:
-    """Return the numbers of all objects that something sent refers to."""
+    """Return the numbers of all objects that a message refers to."""
     payloads: list[SerializedPayload] = []
     for item in items_of(work):
         payloads += item.inputs.values()
@@ -105,7 +105,7 @@ def numbers_in(work: Jobs) -> list[int]:
 
 
 class ActorMemory:
-    """An actor's side: what came with the call that runs, and what is to go back."""
+    """The actor's side: the objects of the running call and of its reply."""
 
     def __init__(self) -> None:
         self.objects: dict[int, Sequence[Bytes]] = {}
@@ -113,7 +113,7 @@ class ActorMemory:
         self._count = 0
 
     def alloc(self, size: int) -> Block | None:
-        """Return a block to write to; None: it is small."""
+        """Return a block to write to; None: the size is small."""
         if size < MIN_BYTES:
             return None
         self._count += 1
@@ -121,7 +121,7 @@ class ActorMemory:
         return Block(_MADE, self._count, size)
 
     def free(self, block: Block) -> None:
-        """Give back a block that came to nothing."""
+        """Give back an unused block."""
         self._made.pop(block.offset, None)
 
     def read(self, block: Block) -> memoryview:
@@ -130,9 +130,10 @@ class ActorMemory:
         return self.objects[block.region][block.offset].data
 
     def pack(self, reply: ActorReply, count: int) -> Any:
-        """Return a reply as it is sent, and `count` objects with what is large in it.
+        """Return a reply in its wire form, and `count` objects with its large values.
 
-        With 0 it is alone; it has its object with it, should there be something large after all.
+        With `count` 0 the reply is alone, unless it has large values unexpectedly: then one object
+        is added.
         """
         objects: list[list[Bytes]] = [[] for _ in range(count or 1)]
         place = 0
@@ -155,7 +156,7 @@ class ActorMemory:
 
 @dataclass(slots=True, eq=False)
 class _Stored:
-    """An object: a reference, or what is to be put, or both; and how many blocks are in use."""
+    """An object: its reference, or a value to store, or both; and the number of blocks in use."""
 
     ref: Any
     value: Sequence[Bytes] | None
@@ -163,13 +164,13 @@ class _Stored:
 
 
 class RayMemory(MemoryDomain):
-    """The server's side: the memory domain of actors. On the loop, if nothing else is said.
+    """The server's side: the memory domain of actors. Methods run on the loop unless they say so.
 
-    It holds a reference of each object as long as a payload needs it.
+    It holds a reference to each object until no payload needs it.
 
     Args:
-        api: knows the store.
-        trusts_workers: whether what an actor has serialized is opened here whatever is in it.
+        api: access to Ray's store.
+        trusts_workers: whether any data that an actor has serialized may be unpickled here.
     """
 
     def __init__(self, api: RayApi, trusts_workers: bool = False) -> None:
@@ -189,7 +190,7 @@ class RayMemory(MemoryDomain):
     # Payloads -----------------------------------------------------------------------------------
 
     def serialize(self, payload: Any) -> SharedPayload:
-        """Serialize a payload that is to leave this process. Raises as `payload.serialize` does."""
+        """Serialize a payload for another process. Raises as `payload.serialize` does."""
         self._settle()
         self._writing = []
         serialized = serialize(payload, self, self, MIN_BYTES)
@@ -202,7 +203,7 @@ class RayMemory(MemoryDomain):
         return self._payload(serialized, anything_of, "")
 
     def payload(self, serialized: SerializedPayload, maker: str = "") -> SharedPayload:
-        """Take charge of what was serialized by an actor of the Op `maker`."""
+        """Return the payload of a serialized one; `maker` is the Op of the actor that sent it."""
         return self._payload(serialized, self._loads, maker)
 
     def _payload(self, serialized: SerializedPayload, loads: Loads, maker: str) -> SharedPayload:
@@ -211,15 +212,15 @@ class RayMemory(MemoryDomain):
         return SharedPayload(serialized, self, self._released.extend, loads, maker)
 
     def alloc(self, size: int) -> Block | None:
-        """Return a block of the object that is being written."""
+        """Add a block to the object that is being written."""
         self._writing.append(np.empty(size, np.uint8))
         return Block(_MADE, len(self._writing) - 1, size)
 
     def free(self, block: Block) -> None:
-        """Give back a block that came to nothing."""
+        """Ignore a block that is not needed: it is deleted with its object."""
 
     def read(self, block: Block) -> memoryview:
-        """Return the bytes of a block; in any thread. It should be here: else it is waited for."""
+        """Return the bytes of a block; in any thread. Waits if the object is not fetched yet."""
         if block.region == _MADE:
             return self._writing[block.offset].data
         stored = self._objects[block.region]
@@ -229,24 +230,24 @@ class RayMemory(MemoryDomain):
                 value = stored.value = self._api.get(stored.ref, _GET_TIMEOUT_S)
             except ObjectGoneError as error:
                 raise PayloadTypeError(f"an answer is lost: {error}") from error
-        assert value is not None, "there is a value, or an error"
+        assert value is not None, "a missing value raises an error"
         return value[block.offset].data
 
     # Objects ------------------------------------------------------------------------------------
 
     def adopt(self, ref: Any, value: Sequence[Bytes] | None = None) -> int:
-        """Take charge of an object of a reply; return its number: it is to be held."""
+        """Add an object of a reply and return its number; the caller must `hold` it."""
         self._settle()
         self._last += 1
         self._objects[self._last] = _Stored(ref, value)
         return self._last
 
     def hold(self, number: int) -> None:
-        """Keep an object until `release`, whatever payloads need it meanwhile."""
+        """Keep an object until `release`, also if no payload needs it."""
         self._objects[number].used += 1
 
     def release(self, number: int) -> None:
-        """Need an object no more."""
+        """Undo one `hold`, or the use by one block; delete the object after the last."""
         stored = self._objects.get(number)
         if stored is not None:
             stored.used -= 1
@@ -254,10 +255,10 @@ class RayMemory(MemoryDomain):
                 del self._objects[number]
 
     def ref(self, number: int) -> Any:
-        """Return a reference, for which an object may have to be put. In a sender's thread.
+        """Return a reference to an object; store the object first if needed. In a sender's thread.
 
         Raises:
-            ObjectGoneError: it is not held any more.
+            ObjectGoneError: the object was deleted.
         """
         stored = self._objects.get(number)
         if stored is None:
@@ -272,7 +273,7 @@ class RayMemory(MemoryDomain):
         return stored is None or stored.value is not None
 
     def when_here(self, number: int, notify: Callable[[Exception | None], None]) -> None:
-        """Have an object fetched, and `told` called then, in whatever thread."""
+        """Fetch an object, then call `notify`, in any thread."""
         stored = self._objects[number]
 
         def keep(value: Any, error: Exception | None) -> None:
@@ -282,6 +283,6 @@ class RayMemory(MemoryDomain):
         self._api.when_done(stored.ref, keep)
 
     def _settle(self) -> None:
-        """SharedPayloads die in any thread: what they held is looked at here, on the loop."""
+        """Release the blocks of payloads that were deleted in any thread. Runs on the loop."""
         while self._released:
             self.release(self._released.popleft().region)

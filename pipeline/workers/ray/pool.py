@@ -23,47 +23,48 @@ from pipeline.workers.restart_policy import RestartSlot
 
 _LOGGER = logging.getLogger(__name__)
 
-_LOOKS = 4  # of an actor at its call within the Op's timeout
+_LOOKS = 4  # checks of an actor's call within the Op's timeout
 _LEAST_LOOK_S = 0.05
-_MOST_OBJECTS = 32  # of a reply
+_MOST_OBJECTS = 32  # in a reply
 
 
 class ActorMaker(Protocol):
-    """The kind, as far as the workers of an Op need it."""
+    """The part of the kind that the workers of an Op need."""
 
     start_timeout_s: float
 
     async def prepare(self, op: Op) -> Sequence[Any]:
-        """Be connected, and wait for what is to be there before; return the model's files."""
+        """Connect, and wait for the actors that have to start before; return the model's files."""
 
     def cargo(self, op: Op, number: int, look_s: float) -> ActorSetup:
-        """Return what an actor of an Op is made of."""
+        """Return the description of an actor of an Op."""
 
     def node_for(self, op: Op, number: int, silent: str) -> str | None:
-        """Return where an actor is put if there is room, not on the node `silent`; None: anywhere.
+        """Return the node for an actor, not `silent`; None: any node.
 
-        That is one that cannot be reached, as it seems; "": there is none.
+        `silent` is a node that seems unreachable; "": there is none.
         """
 
     async def describe_room(self) -> str:
-        """Return what the nodes have."""
+        """Return a text about the nodes' resources."""
 
 
 class RayWorkers(ProcessWorkers):
     """The actors of one Op; see `Workers`.
 
-    They are supervised as processes are: what differs is how they are started and reached.
+    They are supervised like processes: only the start and the transport differ.
 
     Args:
         maker: starts them.
-        passes_on: whether all that read the Op's answers are actors, too.
+        passes_on: whether all readers of the Op's answers are also actors.
 
     Attributes:
-        sender: makes the calls that have batches.
+        sender: makes the calls with batches.
         model_refs: the files of its model, if they are sent.
-        objects: that a reply of an actor may have: as many as one has had, but not too many.
-        look_s: how often an actor tells what it is at.
-        has_started: set when all of them are up for the first time.
+        objects: number of objects that a reply of an actor may have: as many as one has had, with a
+            limit.
+        look_s: how often an actor reports its progress.
+        has_started: set when all of them run for the first time.
     """
 
     kind: str = "ray"
@@ -85,7 +86,9 @@ class RayWorkers(ProcessWorkers):
         self.passes_on: bool = passes_on
         self.sender: Sender = context.make_sender(op.name)
         self.model_refs: Sequence[Any] = ()
-        self.objects: int = int(passes_on)  # else the first one comes here, whoever is to read it
+        self.objects: int = int(
+            passes_on
+        )  # otherwise the first object is always fetched to this process
         timeout_s = op.pipeline_config.timeout_s
         self.look_s: float = max(_LEAST_LOOK_S, timeout_s / _LOOKS) if timeout_s else 0.0
         self.has_started: asyncio.Event = asyncio.Event()
@@ -93,18 +96,18 @@ class RayWorkers(ProcessWorkers):
         self._maker = maker
         self._asks = asking(op)
         self._following: list[RestartSlot] = []
-        self._silent: dict[int, str] = {}  # nodes of actors that hung without a word
+        self._silent: dict[int, str] = {}  # nodes of actors that hung without a report
 
     @property
     def nodes(self) -> list[str]:
-        """Return the ids of the nodes that its actors are on."""
+        """Return the ids of the nodes of its actors."""
         return [worker.node for worker in self.pool.alive if isinstance(worker, RayWorker)]
 
     def cargo(self, number: int) -> ActorSetup:
         return self._maker.cargo(self._op, number, self.look_s)
 
     def demands(self, node: str | None) -> Demands:
-        """Return what an actor needs."""
+        """Return the resources that an actor needs."""
         wanted: RayOpConfig = self._op.pipeline_config.ray
         spreads = wanted.placement == "spread"
         return Demands(wanted.num_cpus, wanted.num_gpus, wanted.resources, spreads, node)
@@ -129,7 +132,7 @@ class RayWorkers(ProcessWorkers):
         if self._op.pipeline_config.ray.placement != "pack":
             super()._launch_all()
             return
-        first, *self._following = self._slots  # these go where the first one is
+        first, *self._following = self._slots  # these start on the node of the first one
         self._launch(first)
 
     def on_ready(self, worker: ProcessWorker) -> None:
@@ -143,7 +146,7 @@ class RayWorkers(ProcessWorkers):
         return RayWorker(self, slot, self._context, self._op, node)
 
     def has_large(self, count: int) -> None:
-        """Take note that a reply had so many large answers."""
+        """Note that a reply had so many large answers."""
         self.objects = min(_MOST_OBJECTS, max(self.objects, count))
 
     def replace(self, worker: Worker, job: Any) -> bool:
@@ -152,7 +155,7 @@ class RayWorkers(ProcessWorkers):
         return super().replace(worker, job)
 
     def on_unreachable(self, worker: RayWorker) -> None:
-        """Put the next worker of this place on another node, if there is one that answers."""
+        """Start the next worker of this place on another node, if there is one that replies."""
         self._silent[worker.number] = worker.node
 
     def forget(self, data_id: int) -> None:
@@ -168,12 +171,12 @@ class RayWorkers(ProcessWorkers):
         return any(worker.streams for worker in self.pool.alive)
 
     def on_exiting(self, worker: ProcessWorker) -> None:
-        """End an actor that could not begin: it does not by itself."""
+        """End an actor that could not start: it does not end by itself."""
         super().on_exiting(worker)
         worker.kill("failed to start")
 
     def on_job_lost(self, worker: RayWorker, run: BatchRun, why: str) -> None:
-        """Take note that a batch came to nothing, though its actor lives."""
+        """Report a lost batch whose actor still lives."""
         worker.streams.pop(run, None)
         died = run.died(self.name, worker.number, f"got no data: {why}")
         self._owner.lost(run, DataLostError(str(died)))

@@ -15,13 +15,13 @@ from pipeline.engine.run.payload import ALIGNMENT
 from pipeline.errors import InitError
 
 _PAGE = mmap.PAGESIZE
-# Touching a page for the first time costs more than copying 4 KiB into it: so memory goes back in
+# To touch a page for the first time costs more than to copy 4 KiB into it: so memory is returned in
 # bulk only, and not all of it.
 _MAX_KEPT_BYTES = 32 << 20
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`size` bytes at `offset` of a region; what travels in their place."""
+    """`size` bytes at `offset` of a region; messages contain it instead of the bytes."""
 
     region: int
     offset: int
@@ -29,18 +29,18 @@ class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arena:
-    """One nameless file in memory, cut into regions of equal size; only what is touched costs.
+    """One nameless file in memory, cut into regions of equal size; only touched pages use memory.
 
-    Nothing in the file system refers to it, so it is gone with the last process that has it open
-    or mapped, however that ends. Forked processes inherit it; a spawned one gets it by pickling,
-    and must be given the file descriptor under the same number (`pass_fds`).
+    The file system does not refer to it, so it vanishes with the last process that has it open or
+    mapped, however that process ends. Forked processes inherit it; a spawned process gets it by
+    pickling, and needs the file descriptor under the same number (`pass_fds`).
 
     The parent hands out the regions. Each is written by one process, through a `RegionAllocator`,
     and read by all. Not thread-safe.
 
     Args:
-        region_bytes: of address space for a region; a multiple of the page size.
-        fd: of the file, where there is one already.
+        region_bytes: address space of a region; a multiple of the page size.
+        fd: of an existing file.
 
     Raises:
         InitError: this system has no `memfd_create`.
@@ -61,13 +61,13 @@ class Arena:
         self._maps: dict[int, mmap.mmap] = {}
         self._mapping = threading.Lock()  # two maps of a region would have two addresses
         self._views: dict[int, memoryview] = {}
-        self._places: list[tuple[int, int]] = []  # (address, region) of what is mapped, in order
+        self._places: list[tuple[int, int]] = []  # (address, region) of all maps, sorted
 
     def __reduce__(self) -> tuple[type[Arena], tuple[int, int]]:
         return Arena, (self.region_bytes, self.fd)
 
     def new_region(self) -> int:
-        """Return the number of a region that nobody uses and that is all zeros. For the parent."""
+        """Return the number of an unused region, filled with zeros. For the parent."""
         if self._unused:
             return self._unused.pop()
         os.ftruncate(self.fd, (self._count + 1) * self.region_bytes)
@@ -75,7 +75,8 @@ class Arena:
         return self._count - 1
 
     def recycle(self, region: int) -> None:
-        """Give the memory of `region` back, and its number to `new_region`. For the parent.
+        """Return the memory of `region` to the system, and its number to `new_region`. For the
+        parent.
 
         Call it only when no process reads or writes the region any more.
         """
@@ -86,7 +87,7 @@ class Arena:
         self._unused.append(region)
 
     def view(self, region: int) -> memoryview:
-        """Return all of `region`, writable; mapped when this process first asks for it."""
+        """Return all of `region`, writable; it is mapped at the first call in this process."""
         view = self._views.get(region)
         return self._map(region) if view is None else view
 
@@ -118,13 +119,13 @@ class Arena:
         return Block(region, offset, size) if offset + size <= self.region_bytes else None
 
     def close(self) -> None:
-        """Forget the memory in this process. What a view still shows lives as long as the view."""
+        """Forget the memory in this process. Memory with a view lives as long as the view."""
         self._views.clear()
         self._places.clear()
         for mapped in self._maps.values():
             try:
                 mapped.close()
-            except BufferError:  # somebody reads it: unmapped when the last view goes
+            except BufferError:  # it is still read: unmapped when the last view goes
                 continue
         self._maps.clear()
         if self.fd >= 0:
@@ -135,15 +136,16 @@ class Arena:
 class RegionAllocator:
     """Cuts blocks from one region: first fit from the lowest address, so that memory stays dense.
 
-    For the one process that writes the region; not thread-safe. `used` is the number of bytes
-    that are given out, rounded up to whole lines of 64 bytes for each block.
+    For the only process that writes the region; not thread-safe. `used` is the number of allocated
+    bytes, rounded up to whole lines of 64 bytes for each block.
 
     Args:
         view: all of the region, from `Arena.view`.
         region: its number.
-        reserved: bytes at the beginning that are never given out (the worker's status page).
-        keep_bytes: memory that stays behind the last block for the next burst, at most; two pages
-            at least. The rest, down to the half of this, goes back to the system.
+        reserved: bytes at the beginning that are never allocated (the worker's status page).
+        keep_bytes: at most this much memory stays after the last block for the next burst; at least
+            two
+            pages. The rest, down to half of this, is returned to the system.
     """
 
     def __init__(
@@ -182,10 +184,10 @@ class RegionAllocator:
         return Block(self.region, start, size)
 
     def free(self, block: Block) -> None:
-        """Take `block` back.
+        """Free `block`.
 
         Raises:
-            ValueError: it was not given out here, or was taken back before.
+            ValueError: it was not allocated here, or was freed before.
         """
         if block.region != self.region or self._sizes.get(block.offset) != block.size:
             raise ValueError(f"{block} is not given out from region {self.region}")
@@ -205,7 +207,7 @@ class RegionAllocator:
             self._trim()
 
     def _trim(self) -> None:
-        """Return what the last free range does not need to keep to the system."""
+        """Return memory of the last free range to the system."""
         kept = _up(self._starts[-1] + self._keep // 2, _PAGE)
         self._mapped.madvise(mmap.MADV_REMOVE, kept, _up(self._touched, _PAGE) - kept)
         self._touched = kept
@@ -218,5 +220,5 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 
 
 def _up(size: int, unit: int) -> int:
-    """`size` rounded up to a multiple of `unit`, a power of two."""
+    """Return `size` rounded up to a multiple of `unit`, a power of two."""
     return (size + unit - 1) & -unit

@@ -1,6 +1,6 @@
-"""Payloads serialized to travel between our own processes: pickled, what is large in shared memory.
+"""Payloads serialized for our own processes: pickled, with large values in shared memory.
 
-This is where the library pickles; it opens only what this server, or a child that it forked, has
+Only here does the library pickle. It opens only what this server, or a child that it forked, has
 serialized and sent over the socket pair between the two.
 """
 
@@ -23,38 +23,38 @@ from pipeline.workers.shm.pickling import (
     NotDataError,
     Order,
     array_on,
+    cheap_dtype,
     dilled,
     dumps,
     is_picklable,
-    told,
 )
 
-# From this size on it goes to shared memory. Measured there and back through another process: a
-# block costs 12 us whatever its size, and so does the socket pair with 4 KiB of an array or 10 KiB
-# of bytes; with 1 MiB the socket pair costs 3 ms more.
+# Larger values go to shared memory. Measured to another process and back: a block costs 12 us for
+# any size, and so does the socket pair with 4 KiB of an array or 10 KiB of bytes; with 1 MiB the
+# socket pair costs 3 ms more.
 THRESHOLD = 16 * 1024
 
 Loads = Callable[..., Any]
-"""`pickle.loads`, or what does the same with some pickles only."""
+"""`pickle.loads`, or a function that does the same for some pickles only."""
 
 _NUMBERS = frozenset({int, float, bool})
 _SCALARS = _NUMBERS | {type(None)}
 _MAX_IN_BAND = 2**32 - 1  # bytes that msgpack can hold
-_SHORT_LIST = 64  # items that are quicker looked at than given to a Pickler of our own
+_SHORT_LIST = 64  # items that are checked faster one by one than by our own Pickler
 _RAW = {kind.__name__: kind for kind in (bytes, bytearray, str)}
-_ONLY_KEY = "payload"  # of the dict that stands for a payload that is no dict
+_ONLY_KEY = "payload"  # of the dict that replaces a payload that is not a dict
 # (holder, key, dtype or kind of text, shape or None, order, data or None if it is in a block):
-# holder[key] is None in the pickle, and is put there when it is opened.
+# holder[key] is None in the pickle, and is set when it is opened.
 _OutOfBand = tuple[Any, Any, Any, tuple[int, ...] | None, str, bytes | None]
 
 
 class SerializedPayload(msgspec.Struct, array_like=True, gc=False):
-    """A payload on its way, as it goes over the wire.
+    """A payload in its wire form.
 
-    `data` is pickled: the payload itself or, if `is_out_of_band`, the payload with holes and what
-    goes into them. `buffers` hold what is large: first what the pickle refers to, then what belongs
-    into the holes, in order. A few arrays are `arrays`, the large ones in order in `buffers`, and
-    nothing is pickled.
+    `data` is pickled: the payload itself or, if `is_out_of_band`, the payload with holes and the
+    values for them. `buffers` hold large values: first the values that the pickle refers to, then
+    the values for the holes, in order. A payload of a few arrays is not pickled: `arrays` describes
+    them, and `buffers` hold the large ones in order.
     """
 
     data: bytes
@@ -64,13 +64,13 @@ class SerializedPayload(msgspec.Struct, array_like=True, gc=False):
 
 
 class BlockReader(Protocol):
-    """Place of blocks, where they can be read; an Arena is one."""
+    """Reads blocks; an Arena is one."""
 
     def read(self, block: Block) -> memoryview: ...
 
 
 class PayloadMemory(Protocol):
-    """Memory that `serialize` puts what is large in; `RegionAllocator` is one."""
+    """Memory for the large values of `serialize`; `RegionAllocator` is one."""
 
     def alloc(self, size: int) -> Block | None: ...
 
@@ -78,7 +78,7 @@ class PayloadMemory(Protocol):
 
 
 Find = Callable[[np.ndarray[Any, Any]], Block | None]
-"""Returns the place of a contiguous array that blocks can name; None: it has to be copied."""
+"""Returns the block of a contiguous array that lies in shared memory; None: it has to be copied."""
 
 
 def serialize(
@@ -88,18 +88,17 @@ def serialize(
     threshold: int = THRESHOLD,
     find: Find | None = None,
 ) -> SerializedPayload:
-    """Pickle `payload`; what has `threshold` bytes or more goes into blocks of `memory`.
+    """Pickle `payload`; values of `threshold` bytes or more go into blocks of `memory`.
 
-    What `find` knows a block of stays where it is: the caller keeps such arrays.
-
-    Arrays do wherever they are; bytes, bytearrays and strings if they are values of the payload,
-    or one level further down in a dict, list or tuple. A memoryview there arrives as bytes. What
-    finds no room stays in the pickle.
-    The payload is not changed. An object that it holds twice may arrive as two.
+    Arrays that `find` knows a block of are not copied: the caller keeps these arrays. Arrays go
+    into blocks anywhere in the payload; bytes, bytearrays and strings only as values of the
+    payload, or one level deeper in a dict, list or tuple. A memoryview there arrives as bytes.
+    Values without room stay in the pickle. The payload is not changed. An object that it contains
+    twice may arrive as two.
 
     Raises:
-        PayloadTypeError: something in it cannot be pickled, not even by dill; or it is too long.
-        OverloadedError: there is no memory left. With any error, nothing is left in `memory`.
+        PayloadTypeError: a value cannot be pickled, not even by dill; or it is too long.
+        OverloadedError: there is no memory left. After any error, nothing is left in `memory`.
     """
     try:
         serialized = _serialize(payload, memory, arena, threshold, find)
@@ -129,12 +128,12 @@ def _serialize(
         return _Serializer(memory, arena, threshold, find).serialize(payload)
     except MemoryError:
         raise
-    except Exception:  # pickle raises what it likes, and so do the methods of users' classes
+    except Exception:  # pickle, and the methods of users' classes, may raise anything
         return _serialize_odd(payload, memory, arena, threshold)
 
 
 def _is_plain(payload: dict[Any, Any], threshold: int) -> bool:
-    """Return whether there are only numbers, short lists of them and short texts, as in most."""
+    """Return whether there are only numbers, short lists of them and short texts."""
     for value in payload.values():
         kind = type(value)
         if kind is str or kind is bytes:
@@ -151,9 +150,9 @@ def _is_plain(payload: dict[Any, Any], threshold: int) -> bool:
 class _Serializer:
     """Serializes one payload.
 
-    Arrays and large texts are taken out before the rest is pickled, because pickle has no way to
-    keep texts out of its stream, and takes longer for a small array. Arrays further down are left
-    to pickle, which offers their memory to `_keeps_in_band`.
+    Arrays and large texts are taken out before the rest is pickled, because pickle cannot keep
+    texts out of its stream, and is slower for a small array. Deeper arrays are left to pickle,
+    which offers their memory to `_keeps_in_band`.
     """
 
     def __init__(
@@ -170,8 +169,8 @@ class _Serializer:
         self._blocks_of_pickle: list[Block] = []
         self._blocks_out_of_band: list[Block] = []
         self._out_of_band: list[_OutOfBand] = []
-        self._is_rest_plain = True  # nothing in it that only a Pickler of our own does well
-        self._tuples: list[tuple[Any, Any]] = []  # holder and key of lists that stand for tuples
+        self._is_rest_plain = True  # nothing in it needs our own Pickler
+        self._tuples: list[tuple[Any, Any]] = []  # holder and key of lists that replace tuples
 
     def serialize(self, payload: Any) -> SerializedPayload:
         try:
@@ -201,7 +200,7 @@ class _Serializer:
         return dumps(content, self._keeps_in_band)
 
     def _without_large(self, whole: Any, goes_deeper: bool = False) -> Any:
-        """`whole`, a container, or a copy with None for what was taken out of it."""
+        """Return `whole`, a container, or a copy with None for the values that were taken out."""
         is_dict = type(whole) is dict
         copy = whole.copy() if is_dict else list(whole)
         is_changed = False
@@ -210,13 +209,13 @@ class _Serializer:
             if kind in _SCALARS:
                 continue
             if kind is np.ndarray:
-                is_taken = self._takes_array_out(copy, key, value)
+                is_taken = self._take_array_out(copy, key, value)
             elif kind is memoryview:
-                is_taken = self._takes_view_out(copy, key, value)
+                is_taken = self._take_view_out(copy, key, value)
                 is_changed = True
             elif kind is str or kind is bytes or kind is bytearray:
                 is_large = len(value) >= self._threshold
-                is_taken = is_large and self._takes_text_out(copy, key, value)
+                is_taken = is_large and self._take_text_out(copy, key, value)
             elif goes_deeper and _may_hold_large(value):
                 copy[key] = inner = self._without_large(value)
                 is_changed |= inner is not value
@@ -230,8 +229,8 @@ class _Serializer:
                 is_changed = True
         return copy if is_changed else whole
 
-    def _takes_array_out(self, holder: Any, key: Any, array: np.ndarray[Any, Any]) -> bool:
-        dtype = told(array.dtype)
+    def _take_array_out(self, holder: Any, key: Any, array: np.ndarray[Any, Any]) -> bool:
+        dtype = cheap_dtype(array.dtype)
         if dtype is None:
             self._is_rest_plain = False
             return False
@@ -247,7 +246,7 @@ class _Serializer:
         return array.tobytes(order)
 
     def _puts_array(self, array: np.ndarray[Any, Any], order: Order) -> bool:
-        """Have `array` in a block, if there is room: copied once, whatever its strides are."""
+        """Put `array` into a block, if there is room: copied once, for any strides."""
         if self._find is not None and array.flags.forc:
             block = self._find(array)
             if block is not None:
@@ -259,15 +258,15 @@ class _Serializer:
         np.copyto(np.ndarray(array.shape, array.dtype, view, order=order), array)
         return True
 
-    def _takes_view_out(self, holder: Any, key: Any, view: memoryview) -> bool:
-        """Have the bytes of a received body arrive as `bytes`, from where they lie."""
+    def _take_view_out(self, holder: Any, key: Any, view: memoryview) -> bool:
+        """Let the bytes of a received body arrive as `bytes`, without a copy here."""
         if self._puts_array(np.frombuffer(view, np.uint8), "C"):
             self._out_of_band.append((holder, key, "bytes", None, "", None))
             return True
         holder[key] = bytes(view)
         return False
 
-    def _takes_text_out(self, holder: Any, key: Any, text: str | bytes | bytearray) -> bool:
+    def _take_text_out(self, holder: Any, key: Any, text: str | bytes | bytearray) -> bool:
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
         view = self._room(len(raw), self._blocks_out_of_band)
         if view is None:
@@ -277,7 +276,7 @@ class _Serializer:
         return True
 
     def _keeps_in_band(self, buffer: pickle.PickleBuffer) -> bool:
-        """Return whether memory that pickle came across stays in its stream."""
+        """Return whether memory that pickle found stays in its stream."""
         with buffer.raw() as raw:
             if raw.nbytes < self._threshold:
                 return True
@@ -298,8 +297,8 @@ class _Serializer:
 def _may_hold_large(value: Any) -> bool:
     """Return whether there may be arrays and texts in `value`.
 
-    A list that begins with a number is taken for a list of numbers, which is a guess: if it is
-    wrong, large texts in it travel in the pickle.
+    A list that begins with a number is taken for a list of numbers. If this guess is wrong, large
+    texts in it stay in the pickle.
     """
     kind = type(value)
     if kind is list or kind is tuple:
@@ -318,10 +317,10 @@ def deserialize(
 
     Args:
         serialized: by `serialize`, in this process or in another one of this server.
-        arena: the same as it was serialized with.
-        copy: whether arrays are copies that may be written to and kept. If False, those that were
+        arena: the same as for `serialize`.
+        copy: whether arrays are copies that may be written to and kept. If False, arrays that were
             taken out or are large are read-only, and valid while the blocks are.
-        loads: what unpickles.
+        loads: unpickles.
         bytes_as_views: whether large bytes may be read-only views, valid while the blocks are.
 
     Raises:
@@ -341,7 +340,7 @@ def deserialize(
         raise
     except NotDataError as error:
         raise PayloadTypeError(str(error)) from error
-    except Exception as error:  # of users' classes: what they raise when they are built
+    except Exception as error:  # of users' classes, when they are built
         raise PayloadTypeError(
             "a payload was pickled in one process and cannot be unpickled in another: "
             f"{type(error).__name__}: {error}. Objects of your own classes must survive "
@@ -352,7 +351,7 @@ def deserialize(
 def _filled(
     serialized: SerializedPayload, arena: BlockReader, copy: bool, loads: Loads, as_views: bool
 ) -> Any:
-    """Unpickle, and put back what had been taken out."""
+    """Unpickle, and put back the values that were taken out."""
     views = map(arena.read, serialized.buffers)
     rest, out_of_band, tuples, is_dict = loads(serialized.data, buffers=_for_pickle(views, copy))
     for holder, key, kind, shape, order, data in out_of_band:
@@ -375,24 +374,24 @@ def _filled(
 
 
 def _for_pickle(views: Iterator[memoryview], copy: bool) -> Iterator[bytearray | memoryview]:
-    """Return as many of `views` as pickle asks for; it builds arrays right on them."""
+    """Return as many of `views` as pickle asks for; it builds arrays directly on them."""
     return map(bytearray if copy else memoryview.toreadonly, views)
 
 
 class SharedPayload(Payload):
-    """The server's handle of a serialized payload, which stands for it in the graph.
+    """The server's handle of a serialized payload, which replaces it in the graph.
 
-    It keeps the blocks alive: when the last reference to it goes, and to what was opened without
-    a copy, `release` is called with them, once, in whatever thread that happens. It is not called
-    when there are none.
+    It keeps the blocks alive: when the last reference to it, and to everything opened without a
+    copy, is gone, `release` is called with the blocks, once, in any thread. Without blocks it is
+    not called.
 
     Args:
         serialized: the payload.
-        arena: where its blocks are.
+        arena: has its blocks.
         release: gets the blocks; must not raise.
-        loads: what unpickles here.
-        maker: the Op that it came from, to name in an error.
-        kept: arrays that others of the blocks belong to: these are not released.
+        loads: unpickles here.
+        maker: the Op that made it, for errors.
+        kept: arrays that own some of the blocks: these are not released.
     """
 
     __slots__ = ("_arena", "_hold", "_kept", "_loads", "_maker", "serialized")
@@ -411,14 +410,14 @@ class SharedPayload(Payload):
         self.serialized: SerializedPayload = serialized
         self._arena = arena
         self._kept = kept
-        # Most payloads hold nothing, and have no finaliser to pay for.
+        # Most payloads hold no blocks, and need no finaliser.
         blocks = serialized.buffers
         if kept:
             blocks = [block for block in blocks if block not in kept]
         self._hold = BlockLease(blocks, release) if blocks else None
 
     def open(self, copy: bool = True, bytes_as_views: bool = False) -> Any:
-        """Return the payload, anew with each call: as `deserialize` does, which may raise."""
+        """Return the payload, a new one with each call: as `deserialize` does, which may raise."""
         serialized, arena = self.serialized, self._arena
         if (bytes_as_views or not copy) and serialized.buffers:
             arena = _HeldBlocks(arena, (self._hold, self._kept))
@@ -436,7 +435,7 @@ class SharedPayload(Payload):
 
 
 class BlockLease:
-    """Gives blocks back when nobody needs them any more."""
+    """Gives blocks back when nothing needs them any more."""
 
     __slots__ = ("_blocks", "_release")
 
@@ -449,23 +448,23 @@ class BlockLease:
 
 
 class MemoryHold:
-    """Stands behind an array on memory that is in use as long as somebody has the array.
+    """Object behind an array, which keeps its memory in use as long as the array lives.
 
     Args:
         view: the memory.
-        lease: what is kept with it.
+        lease: is kept with it.
     """
 
     __slots__ = ("__array_interface__", "_lease", "_memory")
 
     def __init__(self, view: memoryview, lease: object) -> None:
-        self._memory = np.frombuffer(view, np.uint8)  # is not unmapped, either
+        self._memory = np.frombuffer(view, np.uint8)  # also prevents that it is unmapped
         self._lease = lease
         self.__array_interface__: dict[str, Any] = self._memory.__array_interface__
 
 
 class _HeldBlocks:
-    """Reader of blocks that are in use as long as somebody has a view of them."""
+    """Reader of blocks that stay in use as long as a view of them lives."""
 
     def __init__(self, arena: BlockReader, lease: object) -> None:
         self._arena = arena
@@ -478,7 +477,7 @@ class _HeldBlocks:
 def _serialize_odd(
     payload: Any, memory: PayloadMemory, arena: BlockReader, threshold: int
 ) -> SerializedPayload:
-    """Serialize a payload that pickle refused: those of its values that it refuses go by dill."""
+    """Serialize a payload that pickle refused: dill serializes the values that pickle refuses."""
     if type(payload) is dict:
         passable: Any = {
             key: value if is_picklable(value) else _with_dill(value, f"payload[{key!r}]")
@@ -490,7 +489,7 @@ def _serialize_odd(
         return _Serializer(memory, arena, threshold).serialize(passable)
     except MemoryError:
         raise
-    except Exception as error:  # a key, or a class that changes its mind
+    except Exception as error:  # a key, or a class that behaves differently each time
         raise _refused("the payload", payload, error) from error
 
 
@@ -499,15 +498,15 @@ def _with_dill(value: Any, name: str) -> Any:
         return dilled(value)
     except MemoryError:
         raise
-    except Exception as error:  # dill raises what it likes, too
+    except Exception as error:  # dill may also raise anything
         raise _refused(name, value, error) from error
 
 
 def _refused(name: str, value: Any, error: Exception) -> PayloadTypeError:
     return PayloadTypeError(
         f"{name} ({type(value).__qualname__}) cannot be sent to another process: {error}. Send "
-        "plain data instead (dict, list, array, bytes, str), or run the Op that gives it and "
-        "those that take it with `workers: thread`"
+        "plain data instead (dict, list, array, bytes, str), or run the Op that returns it and its "
+        "readers with `workers: thread`"
     )
 
 
@@ -520,7 +519,7 @@ _DTYPES = 256  # that are remembered; texts have many
 
 
 def plain_arrays(payload: Any, threshold: int) -> list[PlainArray] | None:
-    """Return the arrays of a payload that is one, or a dict of some.
+    """Return the arrays of a payload that is an array, or a dict of arrays.
 
     None: it is something else, or one of them has `threshold` bytes or more.
     """
@@ -570,7 +569,7 @@ def payload_of_arrays(
 
     Args:
         copy: whether arrays may be written to.
-        views: those of them that are in blocks.
+        views: the arrays that are in blocks.
     """
     if arrays[0][0] is None:
         return _array_of(arrays[0], copy, views)
@@ -588,7 +587,7 @@ def _array_of(
 
 @functools.lru_cache(_DTYPES)
 def _dtype(text: str) -> np.dtype[Any]:
-    """Return the dtype of this name; no other than `plain_arrays` tells."""
+    """Return the dtype of this name; only names that `plain_arrays` writes are accepted."""
     dtype: np.dtype[Any] = np.dtype(text)
     if dtype.str != text or dtype.char not in NAMED_BY_TEXT:
         raise ValueError(f"an array of {text!r} cannot be built on memory")

@@ -1,9 +1,9 @@
 """Pickling between the server and its worker processes.
 
-Arrays go in a way of our own, and by dill what pickle refuses. In the server, what a worker process
-has sent is unpickled to data, and nothing that acts: a pickle may name any callable and have it
-called. A worker runs user code and native libraries on what callers send; if one is taken over, its
-answers must not run in the server too. Workers open anything: they run user code anyhow.
+Arrays have our own form, and dill takes what pickle refuses. The server unpickles a worker's data
+only to plain data, because a pickle may name any callable and have it called. A worker runs user
+code and native libraries on clients' data; if it is taken over, its answers must not run in the
+server. Workers open anything, because they run user code anyway.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import numpy as np
 PROTOCOL = 5
 Order = Literal["C", "F"]
 
-# The array types that `dtype.str` tells all about, and that are quicker so: numbers, times, texts.
+# The dtypes that `dtype.str` describes completely, and faster: numbers, times, texts.
 NAMED_BY_TEXT = frozenset("?bhilqBHILQefdgFDGmMSU")
 
 
-def told(dtype: np.dtype[Any]) -> Any:
-    """Return what `np.dtype` cheaply makes `dtype` of again; None: only numpy can pickle it."""
+def cheap_dtype(dtype: np.dtype[Any]) -> Any:
+    """Return a cheap argument of `np.dtype` that makes `dtype`; None: only numpy can pickle it."""
     if not dtype.itemsize:
         return None
     if dtype.char in NAMED_BY_TEXT:
@@ -45,12 +45,12 @@ def told(dtype: np.dtype[Any]) -> Any:
 
 
 def _reduced(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
-    """Return how an array is pickled that was not taken out.
+    """Return how pickle stores an array that was not taken out.
 
-    numpy's own way keeps those that are not contiguous in the stream, makes their byte order the
+    numpy's own form keeps non-contiguous arrays in the stream, changes their byte order to the
     machine's, and builds some that cannot be written to.
     """
-    dtype = told(array.dtype)
+    dtype = cheap_dtype(array.dtype)
     if dtype is None:
         return array.__reduce_ex__(PROTOCOL)
     order: Order = "F" if array.flags.fnc else "C"
@@ -61,7 +61,7 @@ def _reduced(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
 
 
 def _built(shape: tuple[int, ...], dtype: Any, raw: Any, order: Order) -> np.ndarray[Any, Any]:
-    """Return the array of `_reduced`, right on `raw`, which is its own."""
+    """Return the array of `_reduced`, directly on `raw`, which belongs to it."""
     return array_on(raw, dtype, shape, order)
 
 
@@ -76,7 +76,7 @@ _TABLE = ChainMap[Any, Any]({np.ndarray: _reduced}, copyreg.dispatch_table)
 
 
 def dumps(content: Any, stays: Callable[[pickle.PickleBuffer], bool]) -> bytes:
-    """Pickle `content`; `stays` says of each buffer in it whether it stays in the stream."""
+    """Pickle `content`; `stays` decides for each buffer whether it stays in the stream."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, PROTOCOL, buffer_callback=stays)
     pickler.dispatch_table = _TABLE
@@ -85,16 +85,16 @@ def dumps(content: Any, stays: Callable[[pickle.PickleBuffer], bool]) -> bytes:
 
 
 def is_picklable(value: Any) -> bool:
-    """Return whether pickle takes `value`."""
+    """Return whether pickle accepts `value`."""
     try:
         pickle.dumps(value, PROTOCOL, buffer_callback=lambda buffer: None)
-    except Exception:  # whatever it is, dill will meet it too and tell the user
+    except Exception:  # dill will raise again, with an error for the user
         return False
     return True
 
 
 class _Dilled:
-    """Stands in a pickle for something that dill has pickled."""
+    """Replaces an object in a pickle that dill has pickled."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -104,14 +104,14 @@ class _Dilled:
 
 
 def dilled(value: Any) -> _Dilled:
-    """Return what pickle takes for `value`, and unpickles to it. Raises what dill raises."""
+    """Return an object that pickle accepts and that unpickles to `value`; dill may raise."""
     import dill
 
     class Pickler(dill.Pickler):  # type: ignore[misc]  # no type information
-        """dill, but by name what a name leads to: the other process has the same modules.
+        """dill, but objects with a name are stored by name: the other process has the same modules.
 
-        dill alone would send classes and functions of `__main__` by value, and what arrives would
-        be no instance of the class that the receiver knows.
+        dill alone would store classes and functions of `__main__` by value, and the result would
+        not be an instance of the class that the receiver knows.
         """
 
         def reducer_override(self, obj: Any) -> Any:
@@ -138,10 +138,10 @@ def _has_a_name(thing: Any) -> bool:
     return module is thing
 
 
-# What others have pickled ------------------------------------------------------------------
+# Pickles of other processes ---------------------------------------------------------------
 
-# What pickle calls for data of the standard library and of numpy: nothing here opens, imports,
-# runs or looks anything up by a name of the sender's.
+# Callables that pickle needs for data of the standard library and of numpy: none of them opens,
+# imports, runs or looks up anything that the sender chooses.
 _DATA: dict[str, str] = {
     "array": "array _array_reconstructor",
     "builtins": "bool bytearray bytes complex dict float frozenset int list object range set slice"
@@ -180,7 +180,7 @@ _OURS = (
     "pipeline.errors",
     "pipeline.proto",
 )
-# Packages of which nothing is data: they reach out, or run what they are told.
+# Packages without plain data: they access the network, or run what they are given.
 _TOOLS = {"dill", "grpc", "httptools", "multiprocess", "psutil", "uvicorn", "uvloop", "yaml"}
 _ACTING: tuple[type, ...] = (
     type,
@@ -196,44 +196,45 @@ _known: dict[tuple[str, str], Any] = {}
 
 
 class NotDataError(pickle.UnpicklingError):
-    """A payload names something that the server does not build, or call."""
+    """A payload names something that the server does not build or call."""
 
 
 def allow_in_payloads(*things: Any) -> None:
-    """Let the server open answers of worker processes in which these occur.
+    """Let the server open answers of worker processes that contain these.
 
     Call it at the top of the script, before the server is prepared.
 
     Args:
-        things: classes of the standard library or of a package, or the functions that a package's
-            classes are unpickled with, as `pickletools.dis` shows them. An answer can then have
-            them called with any arguments.
+        things: classes of the standard library or of a package, or the functions with which a
+            package's classes are unpickled, as `pickletools.dis` shows them. An answer can then
+                call
+            them with any arguments.
     """
     _allowed.update(things)
     _known.clear()
 
 
 def data_of(data: bytes, buffers: Iterable[Any] = ()) -> Any:
-    """Return what `pickle.loads` makes of `data`; NotDataError: that would take more than data."""
+    """Return the result of `pickle.loads` for `data`; NotDataError: it is not plain data."""
     return _Unpickler(io.BytesIO(data), buffers=buffers).load()
 
 
 anything_of: Callable[..., Any] = (
     pickle.loads
-)  # of what this process has pickled, or a process that may do anything
+)  # for pickles of this process, or of a process that may do anything
 
 
 class _Unpickler(pickle.Unpickler):
-    """pickle's own, in C, but for the names that it comes across."""
+    """pickle's own, in C, with a check of the names."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         known = _known.get((module, name))
         if known is None:
-            known = _known[module, name] = _found(module, name)
+            known = _known[module, name] = _resolved(module, name)
         return known
 
 
-def _found(module: str, name: str) -> Any:
+def _resolved(module: str, name: str) -> Any:
     if (module, name) == ("builtins", "getattr"):
         return _attribute
     if name in _DATA.get(module, "").split():
@@ -247,7 +248,7 @@ def _found(module: str, name: str) -> Any:
 
 
 def _attribute(owner: Any, name: str, /) -> Any:
-    """`getattr`, for the one thing that pickle needs it for in data: a time zone's constructor."""
+    """Replace `getattr` for the only use in plain data: a time zone's constructor."""
     if owner is zoneinfo.ZoneInfo and name == "_unpickle":
         return owner._unpickle  # type: ignore[attr-defined]  # it is there for pickle
     raise _refused("builtins", "getattr", "it leads to anything")
@@ -261,9 +262,9 @@ def _is_allowed(thing: Any) -> bool:
 
 
 def _objection(thing: Any) -> str:
-    """Return why `thing` may be more than data; "": it is a class that is none."""
+    """Return why `thing` may be more than plain data; "": it is a harmless class."""
     if not isinstance(thing, type):
-        return "it is no class, and might be called"
+        return "it is not a class, and might be called"
     home: str = thing.__module__
     package = home.partition(".")[0]
     if issubclass(thing, _ACTING) or package in _TOOLS:
@@ -277,13 +278,13 @@ def _objection(thing: Any) -> str:
         is_data = any(home == ours or home.startswith(f"{ours}.") for ours in _OURS)
         return "" if is_data else "it is a part of the server"
     if is_pythons:
-        return "of the standard library only plain data is"
+        return "only plain data of the standard library is allowed"
     return ""
 
 
 def _refused(module: str, name: str, why: str) -> NotDataError:
     return NotDataError(
-        f"the answer has {module}.{name} in it, which the server does not open: {why}. Send plain "
+        f"the answer contains {module}.{name}, which the server does not open: {why}. Send plain "
         "data; or run the Op that reads it with `workers: process`, which opens anything; or, if "
         f"it only builds data, call `pipeline.allow_in_payloads({module}.{name})` at the top of "
         "the script; or set `dag.trust_workers: True`"

@@ -1,4 +1,4 @@
-"""ServerMemory: what the server and its workers keep in shared memory, and until when."""
+"""ServerMemory: the server's data in shared memory, and its lifetime."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pipeline.workers.shm.pickling import anything_of, data_of
 class ServerMemory(MemoryDomain):
     """The server's side of the arena, the memory domain of worker processes.
 
-    Each process writes to a region of its own and alone decides what of it is free; this one
-    writes what comes from the frontends and from thread Ops. A worker's block is in use as long
-    as a SharedPayload refers to it; then its worker is told, with the next frame that it gets.
-    The region of a worker that has ended is used again when its last block is free.
+    Each process writes to a region of its own and alone decides which parts of it are free; the
+    server writes data of the frontends and of thread Ops. A worker's block is in use as long as a
+    SharedPayload refers to it; then the next frame to its worker reports it as free. The region of
+    a worker that has ended is used again when its last block is free.
 
     Args:
-        arena: that all share.
-        trusts_workers: whether what a worker has serialized is opened here whatever is in it.
+        arena: shared by all.
+        trusts_workers: whether a worker's payloads are opened here without checks.
     """
 
     is_mapped: ClassVar[bool] = True
@@ -47,26 +47,28 @@ class ServerMemory(MemoryDomain):
         self._used: Counter[int] = Counter()
         self._placed: set[Block] = set()  # for bodies, by `place`
         self._placed_bytes = 0
-        self._kept: dict[Block, np.ndarray[Any, Any]] = {}  # of the payload that is serialized
+        # of the payload that is being serialized
+        self._kept: dict[Block, np.ndarray[Any, Any]] = {}
 
     def alloc(self, size: int) -> Block | None:
-        """Return a block to write to; None when there is no room."""
+        """Return a block to write to; None: there is no room."""
         self._settle()
         return self._own.alloc(size)
 
     def free(self, block: Block) -> None:
-        """Give back a block that came to nothing."""
+        """Give back an unused block."""
         if block not in self._kept:
             self._own.free(block)
 
     def place(self, size: int, aligned_at: int = 0) -> np.ndarray[Any, Any]:
-        """See MemoryDomain; `serialize` does not copy what lies there.
+        """Return memory for a body, see MemoryDomain; `serialize` does not copy arrays there.
 
-        What callers announce and do not send costs nothing but room, of which they have half.
+        Bodies that clients announce and do not send use only address space, at most half of the
+        region.
         """
         pad = -aligned_at % ALIGNMENT
         block = None
-        is_open = self.arena.fd >= 0  # bodies may be on their way until the very end
+        is_open = self.arena.fd >= 0  # bodies may still arrive at the very end
         if is_open and self._placed_bytes + size <= self.arena.region_bytes // 2:
             block = self.alloc(size + pad)
         if block is None:
@@ -76,18 +78,18 @@ class ServerMemory(MemoryDomain):
         return self.body_of(block)[pad:]
 
     def body_of(self, block: Block) -> np.ndarray[Any, Any]:
-        """Return the bytes of a block, which is in use as long as they are."""
+        """Return the bytes of a block; the block stays in use until they are deleted."""
         self._used[block.region] += 1
         view = self.arena.read(block)
         return np.asarray(MemoryHold(view, BlockLease([block], self._released.extend)))
 
     def serialize(self, payload: Any) -> SharedPayload:
-        """Serialize a payload that is to leave this process. Raises as `payload.serialize` does.
+        """Serialize a payload for another process. Raises as `payload.serialize` does.
 
-        An array that lies in the arena already is kept there.
+        An array that lies in the arena already is not copied.
         """
         kept = self._kept
-        if kept:  # by one that could not be serialized
+        if kept:  # from a payload that could not be serialized
             kept = self._kept = {}
         serialized = serialize(payload, self, self.arena, find=self._find)
         if not kept:
@@ -102,7 +104,7 @@ class ServerMemory(MemoryDomain):
         return block
 
     def payload(self, serialized: SerializedPayload, maker: str = "") -> SharedPayload:
-        """Take charge of what was serialized by a worker of the Op `maker`."""
+        """Take over a payload that a worker of the Op `maker` has serialized."""
         return self._payload(serialized, self._loads, maker)
 
     def _payload(
@@ -132,22 +134,22 @@ class ServerMemory(MemoryDomain):
         return freed
 
     def close_region(self, region: int) -> None:
-        """Take note that the worker that wrote to `region` has ended."""
+        """Note that the worker that wrote to `region` has ended."""
         del self._freed[region]
         self._recycle_if_unused(region)
 
     @property
     def used(self) -> int:
-        """Blocks that are in use, here and in the workers' regions."""
+        """Return how many blocks are in use, here and in the workers' regions."""
         self._settle()
         return sum(self._used.values())
 
     def close(self) -> None:
-        """Unmap everything; what still refers to it must not be opened any more."""
+        """Unmap everything; payloads must not be opened any more."""
         self.arena.close()
 
     def _settle(self) -> None:
-        """SharedPayloads die in any thread: what they held is looked at here, on the loop."""
+        """Free the blocks of SharedPayloads that died in any thread; on the loop."""
         released = self._released
         while released:
             block = released.popleft()

@@ -1,4 +1,4 @@
-"""The parent's side of process workers: starting, killing and watching them through zygotes."""
+"""The parent's side of process workers: starts, kills and watches them through zygotes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from pipeline.workers.zygote.main import (
 
 __all__ = ["Child", "EntryPoint", "Zygotes"]
 
-# Launches a zygote that serves the control socket: its pid, and what reaps it if it has ended.
+# Launches a zygote that serves the control socket: returns its pid, and a function that reaps it
+# after its end.
 _Launch = Callable[[socket.socket], tuple[int, Callable[[], object]]]
 
 _VANISHED = "vanished with its zygote"
@@ -49,33 +50,33 @@ _NO_ZYGOTE = (
     "(both were killed). Restart the server"
 )
 _STOPPING = "could not be started: the server is stopping"
-_READ_AT_ONCE = 64  # reports a wake-up, so that a storm of them does not hold up the loop
-_PATIENCE_S = 3.0  # a zygote that says nothing for so long, when asked, was stopped or hangs
-_BUSY_S = 60.0  # ... or one that would run, if the machine let it
-_START_S = 60.0  # what an interpreter gets to start, on a machine that is busy with other work
-_KILL_TIMEOUT_S = 5.0  # what the kernel gets to take killed processes away
+_READ_AT_ONCE = 64  # reports for each wake-up, so that many of them do not block the loop
+_PATIENCE_S = 3.0  # a zygote that does not reply for so long was stopped or hangs
+_BUSY_S = 60.0  # ... or a zygote that waits for a processor
+_START_S = 60.0  # for an interpreter to start, on a busy machine
+_KILL_TIMEOUT_S = 5.0  # for the kernel to remove killed processes
 
 
 class Zygotes:
     """Two zygotes: one that forks the workers, and a spare one in case it dies.
 
-    They are launched at once, which has to be before any thread of ours exists. A spare that was
-    used or has died is replaced: the zygote that is left clones itself.
+    They are launched at once, before any thread of this library exists. A spare that was used or
+    has died is replaced: the remaining zygote clones itself.
 
     Args:
-        entry_points: what children can run, each in a process of its own. When one returns or
+        entry_points: functions that children can run, each in its own process. When one returns or
             raises, its process ends.
         start_method: "fork", or "spawn" for zygotes that are fresh interpreters, to which
-            `entry_points` are shipped by dill. They are unpacked in the children, so that what
-            scripts do when they are imported (CUDA!) happens in no process that forks.
+            `entry_points` are shipped by dill. They are unpacked in the children, so that code that
+            scripts run when they are imported (CUDA!) runs in no process that forks.
         pass_fds: file descriptors that spawned zygotes, and so the children, inherit.
         preload: modules that spawned zygotes import, so that the children need not.
         revives: if both zygotes are lost at once, a spawned one takes their place.
-        runtimes: functions "module:function" that import something large, which children then
-            need not; called in a zygote that is dropped if nothing may be forked from it then.
+        runtimes: functions "module:function" that import large modules, so that the children need
+            not; called in a zygote that is dropped if it cannot be forked afterwards.
         interpreter: that spawned zygotes run; None: this one.
-        reply_timeout_s: for a zygote that is asked and says nothing; then it is killed, and the
-            spare one takes over.
+        reply_timeout_s: for the reply of a zygote; after that it is killed, and the spare takes
+            over.
 
     Raises:
         InitError: not on Linux 5.3 or newer; no more processes; something cannot be shipped.
@@ -95,11 +96,12 @@ class Zygotes:
         self._reply_timeout_s = reply_timeout_s
         self._runtimes = tuple(runtimes)
         self._zygotes: list[ZygoteLink] = []  # the first is the active one
-        self._dying: dict[int, Callable[[], None]] = {}  # by pidfd: what to do when it has ended
+        # by pidfd: called when the process has ended
+        self._dying: dict[int, Callable[[], None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._interpreter = interpreter
-        self._all_gone: asyncio.Future[None] | None = None
+        self._all_ended: asyncio.Future[None] | None = None
         self._serials = itertools.count()
         self._revival = (
             functools.partial(self._launcher, list(entry_points), "spawn", pass_fds, preload)
@@ -123,7 +125,7 @@ class Zygotes:
             raise
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read reports on this loop from now on; everything else is called on it, too."""
+        """Read reports on this loop from now on; all other methods are also called on it."""
         self._loop = loop
         for zygote in self._zygotes:
             loop.add_reader(zygote.control.fileno(), self._read, zygote)
@@ -131,8 +133,8 @@ class Zygotes:
     def start(self, main: int, number: int, on_change: Callable[[Child], None]) -> Child:
         """Have a child forked that runs `entry_points[main](sock, number)`; returns at once.
 
-        `on_change` is called on the loop, never from in here, when the child was stopped, was
-        continued, and exactly once when it has ended. If it cannot be started at all, it is
+        `on_change` is called on the loop, never from within this call, when the child was stopped,
+        was continued, and exactly once when it has ended. A child that cannot be started is
         reported as one that ended at once.
 
         Raises:
@@ -165,7 +167,7 @@ class Zygotes:
     def _ask(
         self, zygote: ZygoteLink, request: Start | Kill, end: socket.socket | None = None
     ) -> None:
-        """Send what is answered with a report, and see to it that one comes."""
+        """Send a request that needs a report, and watch for the report."""
         (zygote.starting if isinstance(request, Start) else zygote.killing).add(request.child)
         zygote.send(request, end)
         if zygote.doubts is None:
@@ -177,13 +179,13 @@ class Zygotes:
         zygote.doubts = self._loop.call_later(self._reply_timeout_s, check)
 
     def _check(self, zygote: ZygoteLink, heard: int) -> None:
-        """End a zygote that owes us a report and says nothing: the spare takes over.
+        """Kill a zygote that has not sent a report in time: the spare takes over.
 
-        A child may take its time to die, so it is asked whether it is there before. One that waits
-        for a core on a busy machine, or for its memory, is not silent by its own fault.
+        A child may take long to die, so the zygote is pinged first. A zygote that waits for a
+        processor or for memory, on a busy machine, gets more time.
         """
         zygote.doubts = None
-        if not zygote.starting and not zygote.killing:  # it owes no report
+        if not zygote.starting and not zygote.killing:  # no report is due
             return
         if not zygote.is_ready and time.monotonic() < zygote.starts_until:
             self._check_later(zygote)
@@ -206,12 +208,12 @@ class Zygotes:
         self._is_closed = True
         try:
             if self._loop is not None and (self._zygotes or self._dying):
-                self._all_gone = self._loop.create_future()
+                self._all_ended = self._loop.create_future()
                 for zygote in self._zygotes:
                     zygote.hang_up()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(timeout_s):
-                        await self._all_gone
+                        await self._all_ended
         finally:
             self.close_now(0.0)
 
@@ -256,7 +258,8 @@ class Zygotes:
                     interpreter=self._interpreter,
                 )
             else:
-                # Here, since in a zygote it would run finalizers of what is the parent's.
+                # Collected here, because in a zygote it would run finalizers of the parent's
+                # objects.
                 gc.collect()
                 yield functools.partial(self._fork, list(entry_points), parent_life)
 
@@ -270,14 +273,14 @@ class Zygotes:
         zygote.life = os.pidfd_open(zygote.pid)
 
     def _revive(self) -> None:
-        """Spawn a zygote in the place of two that were lost, if it can be."""
+        """Spawn a zygote in the place of two lost ones, if possible."""
         if self._revival is None:
             return
         assert self._loop is not None
         try:
             with self._revival() as launch:
                 self._launch(launch)
-        except (OSError, InitError):  # no memory, or processes: the next start tries again
+        except (OSError, InitError):  # no memory, or no processes: the next start tries again
             self._zygotes.clear()
             return
         self._loop.add_reader(self._zygotes[0].control.fileno(), self._read, self._zygotes[0])
@@ -296,9 +299,9 @@ class Zygotes:
             zygote.close()
 
     def _add_spare(self) -> None:
-        """Have the active zygote clone itself. The clone may be asked for children at once.
+        """Have the active zygote clone itself. The clone can take requests at once.
 
-        One that is to import the runtimes becomes the active one itself.
+        A clone that imports the runtimes becomes the active zygote.
         """
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -336,14 +339,14 @@ class Zygotes:
                 zygote.starting.discard(child)
                 zygote.children.pop(child).end(f"could not be started: {reason}")
             case Pong():
-                pass  # it was heard, which is all
+                pass  # only its arrival matters
             case ChildChanged(child, status):
                 zygote.change(child, status)
             case NotImported():
                 report.log()
 
     def _tell(self, on_change: Callable[[Child], None], child: Child) -> None:
-        """Whatever the owner of one child makes of a report, those of the others get theirs."""
+        """Call the owner of a child; its exceptions do not stop reports for others."""
         try:
             on_change(child)
         except Exception as error:
@@ -355,28 +358,29 @@ class Zygotes:
     # Ends ------------------------------------------------------------------------------
 
     def _lose(self, zygote: ZygoteLink) -> None:
-        """See to it that the children of a zygote that is dead, or is to be, follow it."""
+        """End a zygote that is dead, or has to end, and its children."""
         if zygote not in self._zygotes:
             return
         self._zygotes.remove(zygote)
         self._stop_reading(zygote.control.fileno())
-        # A spare that never became ready would not become so at once if asked again.
+        # A spare that never became ready would not become ready at once now.
         if zygote.is_ready and self._zygotes and not self._is_closed:
             self._add_spare()
         self._finish_off(zygote.life, functools.partial(self._bury, zygote))
-        self._note_if_all_gone()
+        self._notify_if_all_ended()
 
     def _bury(self, zygote: ZygoteLink) -> None:
         zygote.reap()
         zygote.close()
-        # What it forked belongs to others from now on, perhaps to us: only now can it be reaped.
+        # The processes that it forked have another parent now, perhaps this one: only now can they
+        # be reaped.
         for clone in zygote.clones:
             clone.reap()
         for child in list(zygote.children.values()):
             self._finish_off(child.life, functools.partial(child.vanish, _VANISHED))
 
     def _finish_off(self, life: int | None, then: Callable[[], None]) -> None:
-        """Kill a process that has no zygote to do it; `then` is called when it has ended."""
+        """Kill a process that has no zygote; `then` is called when it has ended."""
         if life is None:
             then()
             return
@@ -390,13 +394,13 @@ class Zygotes:
         then = self._dying.pop(life)
         self._stop_reading(life)
         then()
-        self._note_if_all_gone()
+        self._notify_if_all_ended()
 
     def _stop_reading(self, fd: int) -> None:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(fd)
 
-    def _note_if_all_gone(self) -> None:
-        waiter = self._all_gone
+    def _notify_if_all_ended(self) -> None:
+        waiter = self._all_ended
         if waiter is not None and not waiter.done() and not self._zygotes and not self._dying:
             waiter.set_result(None)

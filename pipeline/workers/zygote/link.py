@@ -1,4 +1,4 @@
-"""Child and ZygoteLink: the parent's view of a child, and of a zygote with its control socket."""
+"""Child and ZygoteLink: a child, and a zygote with its control socket, as the parent sees them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def ending_of(status: int) -> str:
-    """Return a process's wait status in words that follow its name."""
+    """Return a process's wait status as a text that follows the process's name."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"ended with exit code {code} (os._exit or sys.exit in user code)"
@@ -36,7 +36,7 @@ def ending_of(status: int) -> str:
 
 
 def reap(pid: int) -> None:
-    """Take a zombie away; does nothing about a process that runs or is none of our children."""
+    """Reap a zombie; does nothing for a running process, or one that is not our child."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
@@ -46,10 +46,10 @@ class Child:
 
     Attributes:
         number: as given to `Zygotes.start`.
-        sock: the parent's end of the socket pair; non-blocking, the caller's to close.
+        sock: the parent's end of the socket pair; non-blocking, closed by the caller.
         pid: None until the process is reported to run.
-        state: the last that was reported.
-        ending: how it ended, in words that follow the worker's name; empty before.
+        state: the last reported state.
+        ending: how it ended, as a text that follows the worker's name; empty before.
         life: its pidfd, while it is known to run.
     """
 
@@ -70,7 +70,7 @@ class Child:
         self.life: int | None = None
 
     def kill(self) -> None:
-        """SIGKILL it, also if it is stopped; `on_change` tells when it has ended."""
+        """SIGKILL it, also if it is stopped; `on_change` reports its end."""
         ask, self._ask_to_kill = self._ask_to_kill, None
         if ask is not None and self.state != "ended":
             ask()
@@ -78,11 +78,11 @@ class Child:
     # For Zygotes -----------------------------------------------------------------------
 
     def begin(self, pid: int, life: int | None) -> None:
-        """Take note that it runs, and take over the pidfd."""
+        """Note that it runs, and take over the pidfd."""
         self.pid, self.life, self.state = pid, life, "running"
 
     def change(self, status: int) -> None:
-        """Take note of a wait status: it was stopped, continued or has ended."""
+        """Apply a wait status: it was stopped, continued or has ended."""
         if os.WIFSTOPPED(status):
             self.state = "stopped"
         elif os.WIFCONTINUED(status):
@@ -93,13 +93,13 @@ class Child:
         self._on_change(self)
 
     def vanish(self, ending: str) -> None:
-        """Take note that it has ended and its zygote cannot say how."""
+        """Note that it has ended, and that its zygote cannot report how."""
         if self.pid is not None:
-            reap(self.pid)  # orphans are ours if we are the first process of a container
+            reap(self.pid)  # in a container's first process orphans are our children
         self.end(ending)
 
     def end(self, ending: str) -> None:
-        """Take note that it has ended; only the first time counts."""
+        """Note that it has ended; only the first call counts."""
         if self.state == "ended":
             return
         self.state, self.ending = "ended", ending
@@ -110,7 +110,7 @@ class Child:
 
 
 def is_at_work(pid: int | None) -> bool:
-    """Return whether a process runs, would run, or waits for the kernel; not one that is stopped.
+    """Return whether a process runs, could run, or waits for the kernel; a stopped one does not.
 
     Linux: state R or D in /proc/<pid>/stat, proc(5).
     """
@@ -122,12 +122,16 @@ def is_at_work(pid: int | None) -> bool:
 
 
 class ZygoteLink:
-    """One zygote: requests go out, reports come in.
+    """One zygote: sends requests, receives reports.
 
-    `heard` counts the reports; `starting` and `killing` are the children that it is to report
-    on, and `doubts` is the timer of whoever waits for that. One that is launched has until
-    `starts_until`, of the monotonic clock, to be ready; one that was asked and is at work has until
-    `busy_until` to say something. With `has_runtimes` it was to import those of the children.
+    Attributes:
+        heard: number of reports.
+        starting: children whose start it has to report.
+        killing: children whose end it has to report.
+        doubts: the timer for these reports.
+        starts_until: time on the monotonic clock by which it has to be ready.
+        busy_until: time by which a pinged zygote that is running has to reply.
+        has_runtimes: whether it has imported the children's runtimes.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -150,7 +154,7 @@ class ZygoteLink:
         self._backlog: deque[tuple[bytes, socket.socket | None]] = deque()
 
     def send(self, request: Request, end: socket.socket | None = None) -> None:
-        """Send, or keep until there is room; `end` travels along and is closed here."""
+        """Send, or keep until there is room; `end` is sent along and closed here."""
         self._backlog.append((_encode(request), end))
         self.flush()
 
@@ -162,7 +166,7 @@ class ZygoteLink:
             try:
                 socket.send_fds(self.control, [data], [end.fileno()] if end else [])
             except ConnectionError:
-                pass  # it is dead, which the end of its reports is about to tell
+                pass  # it is dead, as the end of its reports will show
             except OSError:
                 return
             self._backlog.popleft()
@@ -170,10 +174,10 @@ class ZygoteLink:
                 end.close()
 
     def reports(self, at_most: int) -> Iterator[tuple[Report, int | None]]:
-        """Return what has come in, each with the pidfd that came along.
+        """Return the received reports, each with the pidfd that came with it.
 
         Raises:
-            EOFError: the zygote is dead and has nothing more to say.
+            EOFError: the zygote is dead and all reports were read.
         """
         flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
         for _ in range(at_most):
@@ -184,23 +188,23 @@ class ZygoteLink:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # it died without reading all; what it had said before is still to come
+                continue  # it died without reading all; its earlier reports still come
             if not data:
                 raise EOFError
             self.heard += 1
             yield _decode(data), fds[0] if fds else None
 
     def be_ready(self, pid: int, life: int | None) -> None:
-        """Take note that it runs, and take over the pidfd."""
+        """Note that it runs, and take over the pidfd."""
         self.is_ready = True
-        if self.pid is None:  # a clone: those that the parent launched are known to it
+        if self.pid is None:  # a clone: the parent knows the zygotes that it has launched
             self.pid, self.life = pid, life
-            self.reap = functools.partial(reap, pid)  # it is ours once it is an orphan
+            self.reap = functools.partial(reap, pid)  # it is our child once it is an orphan
         elif life is not None:
             os.close(life)
 
     def change(self, serial: int, status: int) -> None:
-        """Take note that a child was stopped, continued or has ended."""
+        """Apply a change of a child: it was stopped, continued or has ended."""
         child = self.children[serial]
         if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             del self.children[serial]
@@ -208,12 +212,12 @@ class ZygoteLink:
         child.change(status)
 
     def hang_up(self) -> None:
-        """Ask for nothing more: the zygote kills its children, reports that and ends."""
+        """Send no more requests: the zygote kills its children, reports that and ends."""
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close what this process holds of it; idempotent."""
+        """Close its descriptors in this process; idempotent."""
         self.control.close()
         if self.doubts is not None:
             self.doubts.cancel()

@@ -1,4 +1,4 @@
-"""Main function of a zygote, which forks worker processes and tells how each one ends."""
+"""Main function of a zygote, which forks worker processes and reports how each one ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EntryPoint = Callable[[socket.socket, int], None]
 
 MESSAGE_BYTES = 4096  # the longest message is a refusal, whose reason is cut to _REASON_CHARS
 _REASON_CHARS = 500
-_PATIENCE_S = 0.5  # for what a worker's Op has started, when the worker ends
+_PATIENCE_S = 0.5  # for processes that a worker's Op has started, when the worker ends
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -48,7 +48,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
 
 
 class Kill(msgspec.Struct, frozen=True, array_like=True, tag="kill"):
-    """SIGKILL a child; one that has ended already is nobody's business any more."""
+    """SIGKILL a child; ignored if it has ended already."""
 
     child: int
 
@@ -61,7 +61,7 @@ class CloneZygote(msgspec.Struct, frozen=True, array_like=True, tag="clone"):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Say that you are there."""
+    """Ask for a sign of life."""
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
@@ -69,7 +69,7 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """A zygote's first words; comes with its pidfd, if one could be opened."""
+    """A zygote's first message; comes with its pidfd, if one could be opened."""
 
     pid: int
 
@@ -89,20 +89,20 @@ class ForkRefused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class ChildChanged(msgspec.Struct, frozen=True, array_like=True, tag="changed"):
-    """A child was stopped, continued or has ended, as `status` of `os.waitpid` says."""
+    """A child was stopped, continued or has ended; `status` is that of `os.waitpid`."""
 
     child: int
     status: int
 
 
 class NotImported(msgspec.Struct, frozen=True, array_like=True, tag="not-imported"):
-    """A clone that has imported runtimes could not be a zygote: another one has imported none."""
+    """A clone that has imported runtimes cannot be forked: one without them replaces it."""
 
     runtimes: tuple[str, ...]
     reason: str
 
     def log(self) -> None:
-        """Say it, in the server."""
+        """Log the reason, in the server."""
         names = ", ".join(place.partition(":")[0] for place in self.runtimes)
         _LOGGER.warning("each worker process imports %s for itself: %s", names, self.reason)
 
@@ -140,9 +140,9 @@ def fork_quietly() -> int:
 
 
 def flush_stdio() -> None:
-    """Write out what was printed, so that no other process prints it again."""
+    """Flush the standard streams, so that no other process prints their content again."""
     for stream in (sys.stdout, sys.stderr):
-        # A stream may be None, closed, somebody's own class, or a pipe that nobody reads.
+        # A stream may be None, closed, a user's class, or a pipe without a reader.
         with contextlib.suppress(Exception):
             stream.flush()
 
@@ -157,15 +157,15 @@ def serve(
 
     Args:
         control: our end of a SOCK_SEQPACKET pair.
-        load: called in each child, gives the functions that children can run.
-        parent_life: pidfd of the parent. The control socket alone would not tell of its death
-            while some other fork of the parent holds a copy of its end.
-        leave_parent: closes what a fork has brought along and only the parent should have.
+        load: called in each child, returns the functions that children can run.
+        parent_life: pidfd of the parent. The control socket alone would not show its death while
+            another fork of the parent holds a copy of its end.
+        leave_parent: closes descriptors that a fork has inherited and only the parent should have.
     """
     code = 1
     try:
         leave_parent()
-        gc.freeze()  # or the collector's marks would unshare every page in every child
+        gc.freeze()  # otherwise the collector's marks would unshare every page in every child
         _Zygote(control, load, parent_life).run()
         code = 0
     except BaseException:
@@ -175,7 +175,7 @@ def serve(
 
 
 class _Zygote:
-    """One process; after a `CloneZygote` there are two, which know nothing of each other."""
+    """One process; after a `CloneZygote` there are two, which do not know each other."""
 
     def __init__(
         self, control: socket.socket, load: Callable[[], Sequence[EntryPoint]], parent_life: int
@@ -200,11 +200,11 @@ class _Zygote:
         for fd in (self._control.fileno(), self._wake, self._parent_life):
             self._poll.register(fd, select.POLLIN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        threading.main_thread().name = "MainThread"  # the parent's may have been any thread
+        threading.main_thread().name = "MainThread"  # the parent may have forked in any thread
         self._name("zygote")
-        # What its children leave behind is reaped here: PID 1 of a container may be no init.
+        # Orphans of its children are reaped here: PID 1 of a container may not do it.
         self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._tell_with_life(ZygoteReady(self._pid), self._pid)
+        self._report_with_pidfd(ZygoteReady(self._pid), self._pid)
 
     def run(self) -> None:
         while True:
@@ -225,7 +225,7 @@ class _Zygote:
         self._descendants.end(0.0, besides=self._clones)  # left by workers that were killed
 
     def _obey(self) -> bool:
-        """Read one request and do it; False at the end of all requests."""
+        """Read one request and execute it; return False after the last one."""
         flags = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
         try:
             data, fds, _, _ = socket.recv_fds(self._control, MESSAGE_BYTES, 1, flags)
@@ -249,7 +249,7 @@ class _Zygote:
     # Children --------------------------------------------------------------------------
 
     def _start(self, request: Start, fds: list[int]) -> None:
-        if not fds:  # the kernel drops what a full table of descriptors cannot take
+        if not fds:  # the kernel drops it if the table of descriptors is full
             self._refuse(request, "no file descriptor is left (ulimit -n)")
             return
         try:
@@ -262,7 +262,7 @@ class _Zygote:
             self._be_child(request, fds[0])
         os.close(fds[0])
         self._children[pid] = request.child
-        self._tell_with_life(ChildStarted(request.child, pid), pid)
+        self._report_with_pidfd(ChildStarted(request.child, pid), pid)
 
     def _refuse(self, request: Start, reason: str) -> None:
         self._tell(ForkRefused(request.child, reason[:_REASON_CHARS]))
@@ -283,7 +283,7 @@ class _Zygote:
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             self._name("worker")
             sock = socket.socket(fileno=fd)
-            sock.setblocking(True)  # socket.setdefaulttimeout() of the user is not meant for us
+            sock.setblocking(True)  # socket.setdefaulttimeout() of the user is not for this socket
             children = StartedChildren()
             try:
                 self._load()[request.main](sock, request.number)
@@ -304,7 +304,7 @@ class _Zygote:
                 os.kill(pid, signal.SIGKILL)  # not reaped yet: the pid is still this child's
 
     def _reap(self, options: int) -> bool:
-        """Take note of one change of one child; False if there is none."""
+        """Read one change of one child; return False if there is none."""
         try:
             pid, status = os.waitpid(-1, options)
         except ChildProcessError:
@@ -313,14 +313,14 @@ class _Zygote:
         if os.WIFEXITED(status) or os.WIFSIGNALED(status):
             self._children.pop(pid, None)
             self._clones.discard(pid)
-        if child is not None:  # or it is a zygote that we cloned: the parent sees to it
+        if child is not None:  # otherwise it is a cloned zygote, which the parent handles
             self._tell(ChildChanged(child, status))
         return pid != 0
 
     # Itself ----------------------------------------------------------------------------
 
     def _clone(self, fds: list[int], runtimes: tuple[str, ...]) -> None:
-        # Whatever fails here, the parent sees the end of the clone's control socket.
+        # If anything fails here, the parent sees the end of the clone's control socket.
         if not fds:
             return
         with socket.socket(fileno=fds[0]) as control:
@@ -334,7 +334,7 @@ class _Zygote:
     def _fork_clone(self, control: socket.socket, runtimes: tuple[str, ...]) -> str:
         """Fork a zygote. Return why a clone with imported runtimes cannot fork children.
 
-        That clone has ended. `""`: it can.
+        Such a clone has ended. `""`: it can.
         """
         try:
             pid, reason = fork_with(runtimes, fork_quietly)
@@ -352,11 +352,11 @@ class _Zygote:
         return ""
 
     def _tell(self, report: Report, fds: Sequence[int] = ()) -> None:
-        # With the parent gone there is nobody to tell, and poll() says that it is.
+        # If the parent is dead the report is dropped, and poll() shows the parent's end.
         with contextlib.suppress(ConnectionError):
             socket.send_fds(self._control, [_encode(report)], fds)
 
-    def _tell_with_life(self, report: Report, pid: int) -> None:
+    def _report_with_pidfd(self, report: Report, pid: int) -> None:
         try:
             life = os.pidfd_open(pid)
         except OSError:
@@ -377,11 +377,10 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _reset_signals() -> None:
-    """Take back the handlers of the process that we were forked from.
+    """Remove the signal handlers of the process that forked us.
 
-    Ctrl-C and service managers signal the whole group, while the parent wants its workers alive
-    until it has drained. SIG_IGN would be inherited by what users' code executes; a handler is
-    not.
+    Ctrl-C and service managers signal the whole group, while the parent needs its workers until it
+    has drained. SIG_IGN would be inherited by programs that users' code executes; a handler is not.
     """
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -392,7 +391,7 @@ def _reset_signals() -> None:
 
 
 def _exit_code(end: SystemExit) -> int:
-    """Return what the interpreter makes of a SystemExit."""
+    """Return the exit code that the interpreter uses for a SystemExit."""
     if end.code is None:
         return 0
     if isinstance(end.code, int):

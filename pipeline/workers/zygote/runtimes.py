@@ -1,4 +1,4 @@
-"""Imports before a fork: what all children need once, where the process can still be forked."""
+"""Imports before a fork, once for all children, if the process can still be forked."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _VERDICT_BYTES = 200
 def fork_with(places: Sequence[str], fork: Callable[[], int]) -> tuple[int, str]:
     """Fork a process that calls functions "module:function", each of which imports something.
 
-    Returns the child's number, 0 in the child itself, and why nothing may be forked from it: then
-    it has ended.
+    Returns the child's pid, 0 in the child itself, and why the child cannot be forked: then it has
+    ended.
 
     Raises:
         OSError: no more processes or memory.
@@ -34,7 +34,7 @@ def fork_with(places: Sequence[str], fork: Callable[[], int]) -> tuple[int, str]
             try:
                 reason = _imported(places)
                 writer.write((reason or _GOOD).encode())
-            except OSError:  # our caller's is about the fork: it would go on as its parent
+            except OSError:  # the caller would continue as if it were the parent
                 os._exit(1)
             if reason:
                 os._exit(0)
@@ -45,14 +45,14 @@ def fork_with(places: Sequence[str], fork: Callable[[], int]) -> tuple[int, str]
 
 
 def _imported(places: Sequence[str]) -> str:
-    """Import; return why nothing may be forked from this process now.
+    """Import; return why this process cannot be forked now.
 
-    A thread that an import has started is not there in a child, and the locks that it held are
-    held for ever; a card that it has opened is of no use there.
+    A child does not have threads that an import has started, and the locks that they held stay
+    locked; an opened card cannot be used there.
     """
     threads = _threads()
     for place in places:
-        with contextlib.suppress(Exception):  # the worker that needs it fails, and says why
+        with contextlib.suppress(Exception):  # the worker that needs it fails, and reports why
             pkgutil.resolve_name(place)()
     if more := len(_threads() - threads):
         return f"it starts threads ({more})"
@@ -69,6 +69,6 @@ def _threads() -> set[str]:
 def _open_files() -> list[str]:
     names = []
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
             names.append(os.readlink(f"/proc/self/fd/{number}"))
     return names

@@ -1,4 +1,4 @@
-"""Zygotes that are fresh interpreters: what is shipped to them, and how they unpack it."""
+"""Zygotes that are fresh interpreters: the shipment for them, and how they unpack it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from pipeline.system.interpreter import Interpreter
 from pipeline.workers.zygote.main import EntryPoint, serve, signals_blocked
 
 _ROOT = str(Path(__file__).resolve().parents[3])
-# This package may be found only by what the script did to sys.path, hence no `-m`. Whatever is
-# imported has to be what the parent imported; this package from where it is, as there may be a
-# namesake of it beside the script.
+# Perhaps only the script's changes of sys.path make this package importable, hence no `-m`. Imports
+# must find the same modules as in the parent, and this package at its own place, because there may
+# be another package of its name next to the script.
 _FIRST_LINES = """
 import sys
 sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
@@ -46,7 +46,7 @@ _SEARCH_DEPTH = 8
 
 
 class ParentState(msgspec.Struct, frozen=True):
-    """Things that a fresh interpreter needs to stand in for the parent."""
+    """State of the parent that a fresh interpreter needs."""
 
     argv: list[str]
     preparations: bytes
@@ -60,12 +60,12 @@ class ParentState(msgspec.Struct, frozen=True):
 def pack(
     entry_points: Sequence[EntryPoint], preload: Sequence[str] = (), is_prepared: bool = True
 ) -> int:
-    """Return the file descriptor of a Shipment, in memory that has no name.
+    """Return the file descriptor of a Shipment, in memory without a name.
 
-    The interpreter is to be like this one, if it `is_prepared`.
+    If `is_prepared`, the interpreter gets the settings of this one.
 
     Raises:
-        InitError: a main refers to something that cannot be shipped; says to what.
+        InitError: an entry point refers to something that cannot be shipped; the text names it.
     """
     classes = classes_of_script()
     try:
@@ -74,10 +74,10 @@ def pack(
         culprits = (
             _find_culprit(list(entry_points), "workers", {}, d) for d in range(_SEARCH_DEPTH)
         )
-        culprit = next(filter(None, culprits), None)  # the one that is least hidden
+        culprit = next(filter(None, culprits), None)  # the least nested one
         if culprit is not None:
             raise InitError(_cannot_ship(*culprit)) from error
-        # Then it is a class of the script that has nothing to do with the entry_points.
+        # Then the cause is a class of the script that the entry_points do not need.
         classes = {name: kind for name, kind in classes.items() if _why_not(kind) is None}
         data = _dump((list(entry_points), classes))
     preparations = _dump(_preparations() if is_prepared else [])
@@ -97,10 +97,10 @@ def spawn(
 ) -> tuple[int, Callable[[], object]]:
     """Start a fresh interpreter that is a zygote and inherits `pass_fds` under their own numbers.
 
-    It is the one that runs here, unless another `interpreter` is asked for.
+    It is the one that runs here, unless another `interpreter` is given.
 
     Returns:
-        Its pid, and what reaps it if it has ended.
+        Its pid, and a function that reaps it after its end.
 
     Raises:
         OSError: no more processes or memory.
@@ -137,13 +137,13 @@ def _dump(value: object) -> bytes:
     pickler = dill.Pickler(data, recurse=True)
     pickler.dispatch = {**pickler.dispatch, types.ModuleType: _save_module}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an attempt that fails, dill warns too
+        warnings.simplefilter("ignore")  # dill warns about failed attempts
         pickler.dump(value)
     return data.getvalue()
 
 
 def _save_module(pickler: Any, module: types.ModuleType) -> None:
-    """Save a module by name: dill would take all that is in it, if it is not in site-packages."""
+    """Save a module by name: dill would save all of its content, if it is not in site-packages."""
     name = module.__name__
     if name != "__main__" and sys.modules.get(name) is module:
         pickler.save_reduce(importlib.import_module, (name,), obj=module)
@@ -154,7 +154,7 @@ def _save_module(pickler: Any, module: types.ModuleType) -> None:
 def classes_of_script() -> dict[str, type]:
     """Return the classes that the script itself defines.
 
-    They go along by value, so that a payload of such a class can be pickled by name.
+    They are shipped by value, so that a payload of such a class can be pickled by name.
     """
     make_annotations_picklable()
     script = vars(sys.modules["__main__"])
@@ -166,9 +166,9 @@ def classes_of_script() -> dict[str, type]:
 
 
 def _preparations() -> list[Callable[[], None]]:
-    """Return what makes a fresh interpreter like this one.
+    """Return functions that give a fresh interpreter the settings of this one.
 
-    That is what import hooks, such as that of `dropin`, do to be there, and numpy's print options.
+    These install import hooks, such as that of `dropin`, and set numpy's print options.
     """
     hooks = (getattr(finder, "prepare_spawned", None) for finder in sys.meta_path)
     preparations = [hook for hook in hooks if hook is not None]
@@ -191,9 +191,9 @@ def _find_culprit(
 ) -> tuple[str, object, str, object] | None:
     """Return the innermost part of a value that cannot be shipped.
 
-    Its path, itself, the reason, and the object that has it as an attribute. `reasons` has why
-    what was looked at cannot go, by its id. What has parts that cannot go is not to blame, and
-    neither is what only leads back to one, as an Op's reader does to the Op.
+    Returns its path, itself, the reason, and the object that has it as an attribute. `reasons` has
+    the results so far, by id. A value with parts that cannot be shipped is not the cause, and
+    neither is one that only leads back to such a value, as an Op's reader does to the Op.
     """
     reason = reasons[id(value)] = _why_not(value)
     if reason is None:
@@ -212,7 +212,7 @@ def _find_culprit(
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Return what a value is made of, as far as it can be told, with the way to get there."""
+    """Return the parts of a value, as far as they are known, with the path to each."""
     if isinstance(value, functools.partial):
         yield "", value.func
         yield "", value.args
@@ -235,7 +235,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"[{key!r}]", part) for key, part in value.items())
     elif hasattr(value, "__dict__"):
         for name, part in vars(value).items():
-            if not isinstance(part, types.GetSetDescriptorType):  # they go with their class
+            if not isinstance(part, types.GetSetDescriptorType):  # they belong to their class
                 yield f".{name}", part
         if not isinstance(value, type):
             yield "", type(value)
@@ -265,7 +265,7 @@ def serve_spawned(control: int, parent_life: int, shipment: int) -> NoReturn:
 
 
 def _unpack(cargo: ParentState) -> Sequence[EntryPoint]:
-    """Unpack in a child only: what scripts do when imported happens in no process that forks."""
+    """Unpack, in a child only, so that scripts' import code runs in no process that forks."""
     import dill
 
     for prepare in dill.loads(cargo.preparations):

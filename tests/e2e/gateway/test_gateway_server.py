@@ -238,7 +238,7 @@ def test_a_gateway_that_is_killed_comes_back(tmp_path, config):
             with contextlib.suppress(OSError, HTTPException):
                 caller.pairs()  # on a connection that is gone; or in the queue of the next gateway
             caller.pairs()
-        said = "[gateway] its process was killed by SIGKILL: it is started anew"
+        said = "[gateway] its process was killed by SIGKILL: it is restarted"
         wait_until(lambda: server.log.count(said) == 2)
 
 

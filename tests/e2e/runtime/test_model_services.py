@@ -176,7 +176,7 @@ def test_a_service_that_is_killed_comes_back(tmp_path, client_type):
         for _ in range(2):
             kill_the_service_of(server)
             wait_until(lambda: answers(server), PATIENCE_S)
-        assert "[model] its service was killed by SIGKILL: it is started anew" in server.log
+        assert "[model] its service was killed by SIGKILL: it is restarted" in server.log
 
 
 def test_services_end_when_their_server_is_killed(tmp_path):

@@ -146,7 +146,7 @@ def test_a_request_whose_actor_dies_has_its_next_attempt(served, tmp_path):
     answer = served.get({"die": str(tmp_path / "died")})
     assert answer["sum"] == "12"
     assert "worker" in served.log
-    assert "is started anew" in served.log
+    assert "is restarted" in served.log
 
 
 def test_an_actor_that_is_killed_is_replaced(served):

@@ -174,7 +174,7 @@ def test_a_gateway_that_dies_comes_back_and_callers_wait_for_it(played):
                 played.shall_not("be unready")
                 assert asking.result(PATIENCE_S)["pid"] == played.pids[-1]
             played.shall("be unready")
-    assert log().count("its process was killed by SIGKILL: it is started anew") == 2
+    assert log().count("its process was killed by SIGKILL: it is restarted") == 2
 
 
 @here

@@ -336,7 +336,7 @@ def test_a_copy_that_ends_is_replaced(number, text):
         assert other in after, "the neighbour continues"
         assert len(after) == 2
     assert f"(pid {victim}) {text}" in log()
-    assert "it is started anew" in log()
+    assert "it is restarted" in log()
 
 
 def others_answer(server: PipelineServer, gone: int) -> set[int]:

@@ -150,7 +150,7 @@ def test_a_caller_may_send_a_reference_itself(url):
     ("text", "reason"),
     [
         ("pipeline-stored:" + "0" * 32, "x: its data is not in the store, or not any more"),
-        ("pipeline-stored:../other", "is no reference to a store"),
+        ("pipeline-stored:../other", "is not a reference to a store"),
     ],
 )
 def test_a_reference_to_nothing_is_the_callers_mistake(url, text, reason):
@@ -190,7 +190,7 @@ def test_what_is_no_array_is_an_error(memory_url, data):
     MemoryStore.values["pipeline:stored:" + "1" * 32] = data
     with server_of(Total("total", RequestOp()), memory_url) as server, asking(server) as client:
         answer = client.predict({"x": "pipeline-stored:" + "1" * 32})
-        assert "what is in the store is no array" in answer.err_msg
+        assert "the value in the store is not an array" in answer.err_msg
         assert answer.err_no == ErrorCode.RPC_PACKAGE_ERROR
 
 

@@ -76,7 +76,7 @@ def test_a_link_to_a_folder_is_told_and_not_left_out(script, tmp_path):
 
 def test_a_name_that_is_no_text_is_told(script):
     (script.parent / os.fsdecode(b"\xff.bin")).write_text("")
-    with pytest.raises(ConfigError, match="is no text in UTF-8"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         bundle_of(script)
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 from doubles import Engine, ScriptedWorkers, chain, run_virtual, virtual
 
-from pipeline.system.startup_log import STARTUP, told_if_slow, who_ended, who_loads
+from pipeline.system.startup_log import STARTUP, log_if_slow, who_ended, who_loads
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def sleeps(seconds, result=None):
 
 def started(work):
     async def main():
-        return await told_if_slow("Op 'a'", work, asyncio.get_running_loop())
+        return await log_if_slow("Op 'a'", work, asyncio.get_running_loop())
 
     return run_virtual(main())
 

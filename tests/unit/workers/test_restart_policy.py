@@ -49,9 +49,9 @@ def test_the_last_cause_is_the_one_that_is_told():
 @pytest.mark.parametrize(
     ("failures", "text"),
     [
-        (1, "it is started anew"),
-        (2, "it is started anew in 0.1 s (2 times in a row)"),
-        (20, "it is started anew in 10.0 s (20 times in a row)"),
+        (1, "it is restarted"),
+        (2, "it is restarted in 0.1 s (2 times in a row)"),
+        (20, "it is restarted in 10.0 s (20 times in a row)"),
     ],
 )
 def test_what_follows_is_said_in_words(failures, text):

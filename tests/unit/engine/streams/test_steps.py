@@ -271,10 +271,10 @@ def test_what_was_held_is_left_by_a_run_that_is_given_up():
 
     WHILE.extend([lambda: None, lambda: None, hangs])
     assert ran(run, op) == []
-    left = run.left()
+    left = run.take_unsent()
     assert [(place, shown(told)) for place, told in left] == [(0, [1, 2])]
     assert len(run.steps) == 2
-    assert not run.left()
+    assert not run.take_unsent()
 
 
 def test_ends_that_were_not_told_are_left_too():
@@ -285,7 +285,7 @@ def test_ends_that_were_not_told_are_left_too():
 
     WHILE.extend([goes, lambda: setattr(run, "is_superseded", True)])
     assert ran(run, op) == []
-    left = [(place, shown(told)) for place, told in run.left()]
+    left = [(place, shown(told)) for place, told in run.take_unsent()]
     assert left == [(1, [1]), (1, "end"), (0, [1])]
 
 

@@ -121,7 +121,7 @@ def gone(plan, workers, lead=None, until=4):
 
 
 def left(trip):
-    return {node.name: inputs for node, inputs in trip.left()}
+    return {node.name: inputs for node, inputs in trip.remaining()}
 
 
 @pytest.mark.parametrize("kind", [Item, BatchRun])

@@ -767,7 +767,7 @@ async def test_the_log_says_who_ended_why_and_what_follows(caplog):
         async with FakePool() as pool:
             (child,) = await pool.up()
             child.dies("ended with exit code 3")
-            assert "[op] worker 0 (pid 4711) ended with exit code 3: it is started anew" in (
+            assert "[op] worker 0 (pid 4711) ended with exit code 3: it is restarted" in (
                 caplog.text
             )
             await settle()
@@ -775,7 +775,7 @@ async def test_the_log_says_who_ended_why_and_what_follows(caplog):
             child.says(failure="no file\nthe traceback")
             await settle()
             child.dies("ended with exit code 0")
-            assert "failed to start: it is started anew" in caplog.text
+            assert "failed to start: it is restarted" in caplog.text
             assert "the traceback" in caplog.text
 
 
@@ -811,7 +811,7 @@ async def test_a_crash_loop_is_an_outage_that_fails_what_waits_until_a_worker_co
     assert pool.lost == [run]
     error = pool.owner.losses[0][1]
     assert isinstance(error, InitError)
-    assert "[op] all its worker processes end again and again" in str(error)
+    assert "[op] all worker processes end repeatedly" in str(error)
     assert "ended with exit code 3" in str(error)
     pool.children[-1].is_ready()
     await settle()
@@ -1119,7 +1119,7 @@ async def test_if_one_cannot_start_none_comes_and_the_others_go_on(pool, first):
     assert first.taken_ids == [[1]]
     second.dies("ended with exit code 0")
     await asyncio.sleep(60)
-    assert len(pool.children) == 3, "nobody is started anew"
+    assert len(pool.children) == 3, "no worker is restarted"
 
 
 @played(2)

@@ -121,7 +121,7 @@ async def test_a_process_that_dies_takes_its_streams_along_and_no_others(pool, f
     running.allowed = waiting.allowed = [9]
     pool.workers.submit([running, waiting])
     piece, _ = first.take()
-    first.status.goes_on(piece.number)
+    first.status.begins_slice(piece.number)
     new = stream_of(4)
     new.worker = 0
     pool.workers.submit([new])
@@ -162,7 +162,7 @@ async def test_slices_are_not_revoked(pool, child):
     (piece,) = child.take()
     child.stops()
     child.continues()
-    child.status.goes_on(piece.number)
+    child.status.begins_slice(piece.number)
     child.yields(piece, {"x": "c"}, end=waits(3))
     await settle()
     assert run.made == [3]
