@@ -298,7 +298,7 @@ def test_a_place_that_is_not_the_gateways_ends_the_connection(
     memory: ServerMemory, place: tuple[int, int, int]
 ) -> None:
     shared = GatewayMemory(memory)
-    assert shared.told.region == 1
+    assert shared.description.region == 1
     with pytest.raises(BrokenError):
         shared.message(PLACE.pack(*place))
     shared.close()
@@ -316,7 +316,7 @@ def test_memory_that_cannot_be_shared_leaves_nothing_open(
         with pytest.raises(OSError, match="too many"):
             GatewayMemory(memory)
     shared = GatewayMemory(memory)
-    assert shared.told.region == 1
+    assert shared.description.region == 1
     os.close(given_by(shared))
     shared.close()
     monkeypatch.setattr(memory, "open_region", no_more)
@@ -338,7 +338,7 @@ def test_memory_of_a_gateway_is_taken_back_when_it_has_unmapped_it(
 
     async def run() -> None:
         shared.is_mapped = True
-        region, ended = shared.told.region, asyncio.Event()
+        region, ended = shared.description.region, asyncio.Event()
         answer = memory.place(_LONG)
         found = shared.in_reach([answer.data], FRAME_BYTES)
         assert isinstance(found, InReach)
