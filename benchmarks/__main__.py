@@ -17,7 +17,7 @@ from benchmarks.load import missing_tools
 from benchmarks.measure import Plan, measure
 from benchmarks.report import BEGIN, markdown, write
 
-_PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance.md"
+_TABLES = Path(__file__).parents[1] / "docs" / "measurements.md"
 
 
 def main() -> int:
@@ -46,7 +46,7 @@ def main() -> int:
     report = markdown(results, plan, TARGETS)
     print(report)
     if arguments.write:
-        write(report, _PERFORMANCE, BEGIN.format(arguments.set))
+        write(report, _TABLES, BEGIN.format(arguments.set))
     return 0
 
 
@@ -70,7 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one round of 1 s, 1 and 64 clients")
     parser.add_argument("--instructions", action="store_true", help="count them, by valgrind")
     parser.add_argument("--requests", type=int, default=2048, help="of such a count")
-    parser.add_argument("--write", action="store_true", help=f"a set, into {_PERFORMANCE.name}")
+    parser.add_argument("--write", action="store_true", help=f"a set, into {_TABLES.name}")
     arguments = parser.parse_args()
     if unknown := set(arguments.groups) - GROUPS.keys():
         parser.error(f"unknown group {', '.join(unknown)}; there are {', '.join(GROUPS)}")

@@ -354,7 +354,7 @@ SETS = {
     ),
     "rest": ("remote", "big", "plain", "python", "fleet", "malloc"),
 }
-"""Groups that are measured and written together, each a part of docs/performance.md."""
+"""Groups that are measured and written together, each a part of docs/measurements.md."""
 
 
 def _big_targets(kind: str) -> tuple[Target, ...]:

@@ -1,4 +1,4 @@
-"""Medians, ratios and verdicts as markdown, and where they stand in docs/performance.md."""
+"""Medians, ratios and verdicts as markdown, and and the marks between which a page has them."""
 
 from __future__ import annotations
 

@@ -85,12 +85,12 @@ def test_each_decision_has_its_form():
     )
 
 
-MOST_WORDS = 80_979
-"""In docs/, without the archive and the generated reference; 75,000 is the goal. Only lowered."""
+MOST_WORDS = 77_779
+"""In docs/, without the archive and the generated pages; 75,000 is the goal. Only lowered."""
 
 
 def test_the_documents_do_not_grow():
-    others = ("decisions-archive.md", "configuration-reference.md")
+    others = ("decisions-archive.md", "configuration-reference.md", "measurements.md")
     pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in others]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MOST_WORDS
 
