@@ -22,6 +22,7 @@ Routed = Callable[[Arrays, int], tuple[Any, RequestTarget]]
 _LOGGER = logging.getLogger(__name__)
 
 _MOST_ROUNDS = 4  # of the loop, in which requests wait for others
+_ENOUGH = 32  # requests that wait for no more: each bears less of the convoy than its own cost
 _OBJECTS = "OSUV"  # kinds of arrays whose elements differ in size
 
 
@@ -102,7 +103,7 @@ class ConvoyCollector:
         self._written = written
         self._stacked = stacked
         self._size = 0  # bytes of one request's inputs
-        self._most = 0  # requests that the last convoy could have
+        self._enough = 0  # requests that wait for no more
         self._rows = rows
         self._waiting: list[ConvoyRequest] = []
         self._is_rush = False  # the last round formed a convoy
@@ -124,7 +125,7 @@ class ConvoyCollector:
     def _begin_waiting(self, known: int = 0, rounds: int = _MOST_ROUNDS) -> None:
         """Begin the requests that wait, unless this round brought more than `known` ones."""
         count = len(self._waiting)
-        if rounds and known < count < self._most:
+        if rounds and known < count < self._enough:
             loop = asyncio.get_running_loop()
             loop.call_soon(self._begin_waiting, count, rounds - 1)
             return
@@ -151,7 +152,7 @@ class ConvoyCollector:
             arrays = self._stacked([requests[0].inputs]).values()
             self._size = max(1, sum(array.nbytes for array in arrays))
         most = min(self._convoys.size(self._rows), SHORT_BYTES // self._size)
-        self._most = most
+        self._enough = min(most, _ENOUGH)
         return max(1, min(most, len(requests)))
 
     def alone(self, request: ConvoyRequest) -> None:

@@ -152,6 +152,12 @@ async def test_none_waits_longer_than_some_rounds_nor_for_more_than_go_together(
     world.add(3, 4)
     await asyncio.sleep(0)
     assert world.begun()[1:] == [[3, 4]]
+    world = World(rows=99)
+    world.add(1, 2)
+    await quiet_round()
+    world.add(*range(32))
+    await asyncio.sleep(0)
+    assert len(world.begun()[1]) == 32
 
 
 @virtual
