@@ -203,7 +203,9 @@ def test_a_gateway_that_does_not_start_says_why_and_nothing_is_left(grpc_rests, 
 @here
 def test_a_binary_that_is_no_program_is_an_error_at_the_start(played):
     played.binary.write_bytes(b"\x7fELF" + bytes(100))
-    with pytest.raises(InitError, match=r"gateway: it does not start: .*no program for this machi"):
+    with pytest.raises(
+        InitError, match=r"gateway: it does not start: .*not a program for this machi"
+    ):
         server().start()
 
 
