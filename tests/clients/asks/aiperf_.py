@@ -37,6 +37,12 @@ def stream():
     same((found["request_count"]["avg"], found["output_sequence_length"]["avg"]), (COUNT, 5))
 
 
+@ability("completions")
+def completions():
+    found = asked("-m", "scripted", "--endpoint-type", "completions", "--streaming")
+    same((found["request_count"]["avg"], found["output_sequence_length"]["avg"]), (COUNT, 5))
+
+
 @ability("embeddings")
 def embeddings():
     found = asked("-m", "vectors", "--endpoint-type", "embeddings")

@@ -20,7 +20,13 @@ def chat():
     done = client.chat.completions.create(messages=HELLO, **SCRIPTED)
     same(done.choices[0].message.content, TEXT)
     same((done.choices[0].finish_reason, done.usage.total_tokens), ("stop", 7))
+
+
+@ability("completions")
+def completions():
     same(client.completions.create(prompt="hello", **SCRIPTED).choices[0].text, TEXT)
+    parts = client.completions.create(prompt="hello", stream=True, **SCRIPTED)
+    same("".join(part.choices[0].text for part in parts), TEXT)
 
 
 @ability("stream")
