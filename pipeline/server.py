@@ -17,7 +17,13 @@ import msgspec
 
 from pipeline.config.layers import layers_here
 from pipeline.config.op_settings import resolve_op
-from pipeline.config.schema import ServiceConfig, load_config, unheeded_of
+from pipeline.config.schema import (
+    DagConfig,
+    ServiceConfig,
+    dag_of_pipeline,
+    load_config,
+    unheeded_of,
+)
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.run.hooks import check_hooks
@@ -64,6 +70,7 @@ class PipelineServer:
         self.name = name
         self._graphs: dict[str | None, Graph] = {}
         self._folders: dict[str | None, Path] = {}  # of relative model paths, once prepared
+        self._dags: dict[str | None, DagConfig] = {}  # of pipelines with their own configuration
         self._config: ServiceConfig | None = None
         self._service: Runtime | None = None
         self._thread: LoopThread | None = None
@@ -72,7 +79,8 @@ class PipelineServer:
     def set_response_op(self, response_op: ResponseOp) -> None:
         """Set the end of the graph; GraphError says what is wrong with the graph."""
         graph = self._build_graph(response_op)
-        self._graphs = _apart({self.name: graph} | self._graphs | {self.name: graph})
+        others = {name: other for name, other in self._graphs.items() if name != self.name}
+        self._graphs = _apart({self.name: graph, **others})  # the first takes unnamed requests
 
     def add_pipeline(self, name: str, response_op: ResponseOp) -> None:
         """Serve one more graph, under a name of its own; call it before `prepare_server`.
@@ -95,9 +103,10 @@ class PipelineServer:
         self._graphs = _apart({**self._graphs, name: graph})
 
     def _join(self, other: PipelineServer) -> None:
-        """Also serve the graphs of a prepared server; its Ops keep their settings.
+        """Also serve the pipelines of another server that is prepared.
 
-        Other settings of its configuration are ignored; a warning names them.
+        Its configuration holds for its Ops and, as `dag`, for its pipelines. A warning names the
+        other settings, which are ignored.
 
         Raises:
             GraphError: the name of one of its pipelines or Ops is taken.
@@ -108,6 +117,7 @@ class PipelineServer:
             if ours.http_port is not None:
                 check_name(name)
             self._add(name, graph)
+            self._dags[name] = dag_of_pipeline(theirs, ours)
         self._folders |= other._folders
         ignored = [f"pipeline {other.name!r}: {line}" for line in unheeded_of(theirs, ours)]
         for warning in ignored:
@@ -142,6 +152,7 @@ class PipelineServer:
                 configure_op(op, resolve_op(op.name, op.pipeline_given, config))
         folder = Path(yml_file).resolve().parent if yml_file else Path.cwd()
         self._folders = dict.fromkeys(self._graphs, folder)
+        self._dags = {}
         self._config = config
 
     prepare_pipeline_config = prepare_server
@@ -230,7 +241,12 @@ class PipelineServer:
             undo.callback(models.close)
             models.open()
             pipelines = [
-                Pipeline(name, graph, PredictorLoader(folders[name], models.addresses, given=given))
+                Pipeline(
+                    name,
+                    graph,
+                    PredictorLoader(folders[name], models.addresses, given=given),
+                    self._dags.get(name),
+                )
                 for name, graph in self._graphs.items()
             ]
             service = kind(pipelines, config, sidecar=models, exposure=exposure)

@@ -12,7 +12,10 @@ import threading
 import time
 import traceback
 from collections.abc import Collection, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 from pipeline.cli.drawing import FORMATS, drawing_of, fused
 from pipeline.cli.parsing import FAILED, WRONG_USAGE, add_layers, command_parser, fails
@@ -31,7 +34,7 @@ from pipeline.dropin.import_hook import run_module, run_script
 from pipeline.errors import ConfigError, InitError, PipelineError
 from pipeline.runtime.predictor_loader import resolve_path
 from pipeline.server import PipelineServer
-from pipeline.system.script import ScriptNotFoundError
+from pipeline.system.script import MODULES, ScriptNotFoundError, SourceLoader
 from pipeline.system.service_manager import VARIABLE
 from pipeline.web_service import WebService
 
@@ -155,29 +158,76 @@ def server_of_script(
     """
     script = Path(path).resolve()
     name = name or module_name(script)
-    spec = importlib.util.spec_from_file_location(name, script)
-    if spec is None or spec.loader is None or not script.is_file():
+    if not script.is_file():
         raise InitError(f"{path}: there is no such script (current folder: {Path.cwd()})")
+    loader = _ScriptLoader(name, str(script))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None, "it has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # process workers find its classes there
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
-    before = Path.cwd()
-    os.chdir(script.parent)  # the folder of its config.yml
-    try:
-        with nothing_starts() as servers:
-            spec.loader.exec_module(module)
-    except SystemExit:
-        if not servers:
-            raise
-    finally:
-        os.chdir(before)
+    _FINDER.add(name, str(script))
+    loader.exec_module(module)
+    MODULES.append(module)
+    servers = loader.servers
     made: Sequence[PipelineServer | WebService] = servers or [
         value for value in vars(module).values() if isinstance(value, PipelineServer | WebService)
     ]
     if not servers and len(made) != 1:
         raise InitError(f"{path} runs no server, and makes {len(made)}: {hint}")
     return pipeline_server(made[0])
+
+
+class _ScriptLoader(SourceLoader):
+    """Loader that executes a script in its own folder, up to where its server would start.
+
+    Attributes:
+        servers: the servers of the script, none of which started.
+    """
+
+    servers: Sequence[PipelineServer] = ()
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `Loader.exec_module`; SystemExit of a script that starts no server goes through."""
+        before = Path.cwd()
+        os.chdir(Path(self.path).parent)  # the folder of its config.yml
+        try:
+            with nothing_starts() as self.servers:
+                super().exec_module(module)
+        except SystemExit:
+            if not self.servers:
+                raise
+        finally:
+            os.chdir(before)
+
+
+class _ScriptFinder(MetaPathFinder):
+    """Finder of scripts by the names of their modules: a fresh interpreter starts no server."""
+
+    def __init__(self) -> None:
+        self._scripts: dict[str, str] = {}
+
+    def add(self, name: str, script: str) -> None:
+        """Find this script from now on."""
+        self._scripts[name] = script
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def prepare_spawned(self) -> None:
+        """Find the scripts also in a fresh interpreter; see `workers.zygote.spawn`."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        script = self._scripts.get(fullname)
+        if script is None:
+            return None
+        return importlib.util.spec_from_loader(fullname, _ScriptLoader(fullname, script))
+
+
+_FINDER = _ScriptFinder()
 
 
 def module_name(script: Path, taken: Collection[str] = ()) -> str:

@@ -75,11 +75,6 @@ def serve_together(scripts: Sequence[str], words: Sequence[str]) -> None:
     first, *others = [server_of_script(script, name, hint) for name, script in names.items()]
     for other in others:
         first._join(other)
-    if first._config is not None and first._config.dag.start_method == "spawn":
-        raise ConfigError(
-            f"{first._config.source}: dag.start_method: spawn: a fresh interpreter would run the "
-            "scripts again: use fork, or one script that calls add_pipeline"
-        )
     first.run_server()
 
 

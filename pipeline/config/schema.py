@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from pipeline.config.access import AccessConfig, TlsConfig
 from pipeline.config.batching import DynamicBatchingConfig
@@ -661,16 +661,33 @@ def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
     ]
 
 
-def unheeded_of(config: ServiceConfig, server: ServiceConfig) -> list[str]:
-    """Return warnings about settings, outside of `op`, in which `theirs` differs from the server's.
+_DAG_OF_SERVER = (
+    *("ray", "start_method", "forward_headers"),
+    *("enable_prometheus", "prometheus_port", "prometheus_host"),
+)
+"""Keys of `dag` that one configuration sets for all pipelines of a server."""
 
-    Different ports are normal and give no warning.
+
+def dag_of_pipeline(config: ServiceConfig, server: ServiceConfig) -> DagConfig:
+    """Return the `dag` of a pipeline that is served with others, by its own configuration."""
+    return structs.replace(config.dag, **{key: getattr(server.dag, key) for key in _DAG_OF_SERVER})
+
+
+def unheeded_of(config: ServiceConfig, server: ServiceConfig) -> list[str]:
+    """Return a warning if a configuration differs from the server's in more than `op` and `dag`.
+
+    Its ports may differ.
     """
     keys = [
         key
         for key, setting in settings_of(ServiceConfig).items()
-        if key not in ("op", "rpc_port", "http_port")
+        if key not in ("op", "dag", "rpc_port", "http_port")
         and getattr(config, setting.field) != getattr(server, setting.field)
+    ]
+    keys += [
+        f"dag.{key}"
+        for key in _DAG_OF_SERVER
+        if getattr(config.dag, key) != getattr(server.dag, key)
     ]
     text = f"{config.source}: {', '.join(keys)}: not heeded, one configuration says it for all"
     return [text] if keys else []

@@ -59,6 +59,8 @@ class SinkContext:
         state: returns how many requests are in the graph, and at each Op, now.
         flush: brings `Sink.notify` up to now.
         id_step: from the data id of a request to that of the next.
+        further: name of a pipeline that is not the first of its server, for its files; "": of all
+            others.
     """
 
     pipeline_name: str
@@ -72,6 +74,7 @@ class SinkContext:
     flush: Callable[[], None]
     hooks: SinkHooks = field(default_factory=SinkHooks)
     id_step: int = 1
+    further: str = ""
 
     def on_close(self, close: Callable[[], object]) -> None:
         """Call `close` when the server has stopped: on a thread, so that it may block."""

@@ -107,7 +107,7 @@ class GraphMaker:
         )
         await asyncio.to_thread(served.fork)
         try:
-            served.open(self._on_readiness, is_first=False)
+            served.open(self._on_readiness)
             await served.load()
         except BaseException:
             await self._close(served)

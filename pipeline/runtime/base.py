@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pipeline.config.schema import LogConfig, ServiceConfig, batch_fill_warnings, unknown_ops
+from pipeline.config.schema import (
+    DagConfig,
+    LogConfig,
+    ServiceConfig,
+    batch_fill_warnings,
+    unknown_ops,
+)
 from pipeline.config.sections import LOOPBACK
 from pipeline.engine.engine import Engine
 from pipeline.engine.graph import Graph
@@ -80,12 +86,14 @@ class Exposure:
 class Pipeline(NamedTuple):
     """A graph that a server has from the start; without a name it takes requests for any service.
 
-    Its Ops are configured; `load_predictor` gives them their models.
+    Its Ops are configured; `load_predictor` gives them their models. `dag` is its own, where it is
+    not the server's.
     """
 
     name: str | None
     graph: Graph
     load_predictor: PredictorLoader
+    dag: DagConfig | None = None
 
 
 Pipelines = Sequence[Pipeline]

@@ -67,7 +67,7 @@ class GraphPlace(NamedTuple):
 
     Its requests have every `id_step`-th number from `first_id` on. It is in `replica`, and `ask`
     puts a question to those of its name in all of them; None: there is but one process. `label` is
-    its name in metrics, if there are others.
+    its name in metrics, if there are others; `further` is its name if it is not the first.
     """
 
     first_id: int = 0
@@ -75,6 +75,7 @@ class GraphPlace(NamedTuple):
     replica: int | None = None
     ask: Ask | None = None
     label: str = ""
+    further: str = ""
 
 
 class LoadedGraph:
@@ -147,11 +148,11 @@ class LoadedGraph:
         """Let each kind of workers fork what it needs, see `Runtime`; before `open`."""
         self._workers.fork()
 
-    def open(self, on_readiness: Callable[[bool], None], is_first: bool) -> None:
+    def open(self, on_readiness: Callable[[bool], None]) -> None:
         """Make the engine, which takes requests and lets them wait for `load`."""
         config = self.config
         log, loop = RequestLog(_LOGGER, config.log.request_sample), asyncio.get_running_loop()
-        self.observation.start(log_folder(), is_first, is_pipeline=self.model_config is None)
+        self.observation.start(log_folder(), self._place.further, self.model_config is None)
         ours = [] if self._name is None else [NameCheck(self._name)]
         whole, ops = self.names
         name = whole or (ops[0] if ops else None) or ""

@@ -46,21 +46,18 @@ _SWITCHES: Mapping[str, Callable[[ServiceConfig], bool]] = {
 }
 """Our own sinks, by keys of their own."""
 
-_ONE_PLACE = {"profile", "tracer"}  # a file, or stderr, that a server has one of
+_OF_PIPELINES = {"profile", "tracer"}
 
 
-def wanted_sinks(
-    config: ServiceConfig, is_first: bool = True, is_pipeline: bool = True
-) -> dict[str, object]:
+def wanted_sinks(config: ServiceConfig, is_pipeline: bool = True) -> dict[str, object]:
     """Return the options of each sink that is to be opened, by its name in the registry.
 
-    A further graph opens no sink that would write where one of the first graph writes. Models
-    of a repository have none of a user's.
+    Models of a repository have neither those of a user nor `_OF_PIPELINES`.
     """
     ours: dict[str, object] = {
         name: None
         for name, is_wanted in _SWITCHES.items()
-        if is_wanted(config) and (is_first or name not in _ONE_PLACE)
+        if is_wanted(config) and (is_pipeline or name not in _OF_PIPELINES)
     }
     return {**ours, **config.sinks} if is_pipeline else ours
 
@@ -141,8 +138,11 @@ class ObservabilityStack:
 
     # Life -------------------------------------------------------------------------------
 
-    def start(self, log_folder: Path, is_first: bool = True, is_pipeline: bool = True) -> None:
-        """Open the sinks, see `wanted_sinks`. InitError says what one of them lacks."""
+    def start(self, log_folder: Path, further: str = "", is_pipeline: bool = True) -> None:
+        """Open the sinks, see `wanted_sinks`. InitError says what one of them lacks.
+
+        `further` is the name of a pipeline that is not the first of its server.
+        """
         op_names = [op.name for op in self._graph.ops]
         graph, ops = self._names
         pipeline_name, names = graph or "", [name or "" for name in ops]
@@ -158,8 +158,9 @@ class ObservabilityStack:
             flush=self.journal.flush,
             hooks=self._hooks,
             id_step=self._id_step,
+            further=further,
         )
-        for name, options in wanted_sinks(self._config, is_first, is_pipeline).items():
+        for name, options in wanted_sinks(self._config, is_pipeline).items():
             sink = _opened(name, context, options)
             if sink is not None:
                 self.journal.sinks.append(sink)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import replace
+
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.models import ModelRegistry, key_of_model
@@ -124,13 +126,15 @@ class Service(Runtime):
 
     def _loaded(self, number: int) -> LoadedGraph:
         """Return what serves the pipeline of this number."""
-        (name, graph, load), count = self._pipelines[number], len(self._pipelines)
+        (name, graph, load, dag), count = self._pipelines[number], len(self._pipelines)
+        config = self._config if dag is None else replace(self._config, dag=dag)
         replica, word = self._replica, f"pipeline/{number}"
-        place = GraphPlace(number, count, label=str(name) if count > 1 else "")
+        label, further = str(name) if count > 1 else "", str(name) if number else ""
+        place = GraphPlace(number, count, label=label, further=further)
         if replica is not None:
             first, step = replica.number + number * replica.count, replica.count * count
-            place = GraphPlace(first, step, replica.number, replica.asking(word), place.label)
-        loaded = LoadedGraph(name, graph, self._config, load, place, share=self._share)
+            place = GraphPlace(first, step, replica.number, replica.asking(word), label, further)
+        loaded = LoadedGraph(name, graph, config, load, place, share=self._share)
         if replica is not None:
             replica.answers[word] = lambda text, number: loaded.observation.answer(text)
         return loaded
@@ -190,7 +194,7 @@ class Service(Runtime):
         await self._share.open()
         self._watch_process()
         for graph in self._graphs:
-            graph.open(self._readiness_changed, is_first=graph is self._first)
+            graph.open(self._readiness_changed)
         self._send_metrics()
         opens_late = self._replica is not None and self._replica.opens_late
         if not opens_late:

@@ -66,6 +66,10 @@ def _prepare(folder: str) -> None:
         sys.path[0] = folder
 
 
+MODULES: list[ModuleType] = []
+"""Scripts that run as modules; their classes go to other interpreters as those of `__main__` do."""
+
+
 class SourceLoader(SourceFileLoader):
     """Compiles the file anew each time, as Python does with a script: no `.pyc` is left or read.
 

@@ -24,6 +24,9 @@ class Cors:
 
     Args:
         config: without origins there are no headers.
+
+    Attributes:
+        always: headers of every answer.
     """
 
     def __init__(self, config: CorsConfig | None = None) -> None:
@@ -31,9 +34,9 @@ class Cors:
         self._origins = frozenset(origin.lower() for origin in self._config.origins)
         self._is_for_any = ANY_ORIGIN in self._origins
         self._headers = _USUAL | {name.lower() for name in self._config.headers}
-        self._always: tuple[Header, ...] = ()
+        self.always: tuple[Header, ...] = ()
         if self._origins and not self._is_for_any:
-            self._always = ((b"vary", b"Origin"),)
+            self.always = ((b"vary", b"Origin"),)
 
     def allows(self, origin: str) -> bool:
         """Return whether a page may send requests."""
@@ -43,7 +46,7 @@ class Cors:
         """Return the headers of an answer to a request with these."""
         origin = headers.get(b"origin", b"")
         if not self._origins or not self.allows(origin.decode("latin-1")):
-            return self._always
+            return self.always
         return (*self._permission(origin), (b"access-control-expose-headers", _SHOWN))
 
     def preflight(self, method: str, fields: Mapping[bytes, bytes]) -> WebResponse | None:
@@ -67,7 +70,7 @@ class Cors:
 
     def _permission(self, origin: bytes) -> tuple[Header, ...]:
         shown = b"*" if self._is_for_any else origin
-        permission = (*self._always, (b"access-control-allow-origin", shown))
+        permission = (*self.always, (b"access-control-allow-origin", shown))
         if self._config.credentials:
             permission = (*permission, (b"access-control-allow-credentials", b"true"))
         return permission

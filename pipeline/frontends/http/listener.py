@@ -37,6 +37,7 @@ class HttpListener:
         heads: the heads of requests in the lane.
         access: the log of requests, or None.
         memory: receives large bodies.
+        more_headers: headers of each answer that `answer` and `ok_head` begin.
 
     Attributes:
         is_draining: each connection is closed with its next answer.
@@ -57,7 +58,9 @@ class HttpListener:
         heads: HeadMemory,
         access: AccessLog | None = None,
         memory: MemoryDomain = LOCAL,
+        more_headers: tuple[Header, ...] = (),
     ) -> None:
+        self._more_headers = more_headers
         self.app = app
         self.memory = memory
         self.heads = heads
@@ -106,7 +109,7 @@ class HttpListener:
         """Update the `date` header, once a second."""
         now = time.time()
         self._date = (b"date", formatdate(now, usegmt=True).encode())
-        self.ok_head = head_of(200, JSON, (self._date,))
+        self.ok_head = head_of(200, JSON, (self._date, *self._more_headers))
         self._clock = self._loop.call_later(1.0 - now % 1.0, self._tell_time)
 
     def head(self, reply: WebResponse | WebStream, is_last: bool, *more: Header) -> bytes:
@@ -116,7 +119,8 @@ class HttpListener:
 
     def answer(self, reply: WebResponse, is_last: bool) -> bytes:
         """Return the bytes of an answer up to its tail; `is_last`: of its connection."""
-        return b"%b%d\r\n\r\n%b" % (self.head(reply, is_last), reply.size, reply.body)
+        head = self.head(reply, is_last, *self._more_headers)
+        return b"%b%d\r\n\r\n%b" % (head, reply.size, reply.body)
 
     async def close(self) -> None:
         """Stop accepting; open connections end as when draining, idle ones soon.

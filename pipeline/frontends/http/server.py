@@ -119,7 +119,9 @@ class HttpFrontend:
         most = min(self._json_limit.size, SHORT_BYTES)
         known = lanes if self.pipeline_has_lane else ()
         self.heads: HeadMemory = HeadMemory(known, most, max_message_bytes)
-        self._listener = HttpListener(self._answer, read_timeout_s, self.heads, access, memory)
+        self._listener = HttpListener(
+            self._answer, read_timeout_s, self.heads, access, memory, self._hosts.cors.always
+        )
 
     # Life -------------------------------------------------------------------------------
 

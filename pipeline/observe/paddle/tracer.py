@@ -55,20 +55,22 @@ def tracer_files(
     log: LogConfig,
     replica: int | None = None,
     environ: Mapping[str, str] = os.environ,
+    further: str = "",
 ) -> TracerFiles:
     """Return the files of a server that logs to `directory`.
 
     A quarter of the log's old files are kept. Each replica has its own files: two processes that
-    rotate the same file lose lines. `FLAGS_profile_pipeline=1` asks for
-    `benchmark.log` in the working folder.
+    rotate the same file lose lines. So has each `further` pipeline. `FLAGS_profile_pipeline=1` asks
+    for `benchmark.log` in the working folder.
     """
+    name = f"-{further}" if further else ""
     suffix = "" if replica is None else f".copy{replica}"
     is_on = environ.get("FLAGS_profile_pipeline", "0").strip() not in ("", "0")
     return TracerFiles(
-        directory / f"pipeline.tracer{suffix}",
+        directory / f"pipeline{name}.tracer{suffix}",
         log.max_bytes,
         (log.backup_count + 3) // 4,
-        Path(f"benchmark.log{suffix}").absolute() if is_on else None,
+        Path(f"benchmark{name}.log{suffix}").absolute() if is_on else None,
     )
 
 
@@ -382,7 +384,7 @@ def open_tracer(context: SinkContext, options: None) -> Tracer:
     tracer = Tracer(
         TracedGraph.of(context.graph, config),
         context.state,
-        tracer_files(context.log_folder, config.log, context.replica),
+        tracer_files(context.log_folder, config.log, context.replica, further=context.further),
     )
     tracer.start()
     context.on_close(tracer.close)

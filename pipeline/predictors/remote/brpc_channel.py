@@ -173,7 +173,7 @@ class BrpcChannel:
         problems = []
         for index, pool in enumerate(servers.pools):
             try:
-                pool.give_back(pool.take(time.monotonic() + time_s))
+                pool.give_back(pool.take(Waiting(time.monotonic() + time_s)))
             except (CannotConnectError, OutOfTimeError) as error:
                 problems.append(f"{self._endpoints[index]}: {error}")
                 with servers.lock:
@@ -229,7 +229,7 @@ class BrpcChannel:
         self, pool: Pool[BrpcConnection], question: _Question
     ) -> tuple[RpcMeta, bytes | memoryview]:
         try:
-            connection = pool.take(question.waiting.ends)
+            connection = pool.take(question.waiting)
         except CannotConnectError as error:
             raise _ServerFailedError(str(error), is_final=True) from error
         was_idle = connection.has_answered

@@ -305,7 +305,7 @@ class HttpCalls:
     ) -> UpstreamCall:
         target, pool = self._targets[index], self.pools[index]
         try:
-            connection = pool.take(waiting.ends)
+            connection = pool.take(waiting)
         except CannotConnectError as error:
             self._failed(index, str(error))
         was_idle = connection.has_answered

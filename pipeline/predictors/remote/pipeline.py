@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from pipeline.data import RequestContext
 from pipeline.errors import (
+    ConfigError,
+    InitError,
     PackageError,
     PayloadTypeError,
     PredictorUnavailableError,
@@ -21,7 +24,7 @@ from pipeline.predictors.signature import LOD, only_feed
 from pipeline.proto.codec import decode_tensors, text_to_numpy
 from pipeline.proto.messages import INFERENCE_PATH, CallOptions, request_from_feed
 from pipeline.proto.pipeline_service_pb2 import Response
-from pipeline.proto.targets import own_ip
+from pipeline.proto.targets import own_ip, split_name
 from pipeline.stores.base import InputStore, forget, open_store, stored
 
 
@@ -36,12 +39,13 @@ class PipelinePredictor(RemotePredictor):
     a list of text becomes an array. An error of the peer is raised with its class, code and text.
     """
 
-    def __init__(self, model: RemoteModel, calls: GrpcCalls) -> None:
+    def __init__(self, model: RemoteModel, calls: GrpcCalls, pipeline: str = "") -> None:
         ask = calls.asker(INFERENCE_PATH, Response.FromString)
         super().__init__(model.name, (), tuple(model.fetch_list or ()), ask, calls.close)
         # As .npy bytes an array keeps its dtype, and integers are written much quicker.
         self._sends_tensors = model.sends_tensors
         self._own_ip = own_ip(calls.peer)
+        self._pipeline = pipeline
         self._calls = calls
 
     def request(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> bytes:
@@ -59,6 +63,7 @@ class PipelinePredictor(RemotePredictor):
             request = request_from_feed(data, options, self._own_ip)
         except TypeError as error:
             raise PayloadTypeError(f"[{self._name}] {error}") from error
+        request.name = self._pipeline
         return encoded(self._name, request)
 
     def result(self, answer: Response, fetch: Sequence[str] | None) -> dict[str, Any]:
@@ -119,8 +124,10 @@ def _text_array(texts: list[str]) -> np.ndarray:
 class StoringPredictor(PipelinePredictor):
     """A pipeline elsewhere whose large inputs go by a store: the request has references to them."""
 
-    def __init__(self, model: RemoteModel, calls: GrpcCalls, store: InputStore) -> None:
-        super().__init__(model, calls)
+    def __init__(
+        self, model: RemoteModel, calls: GrpcCalls, pipeline: str, store: InputStore
+    ) -> None:
+        super().__init__(model, calls, pipeline)
         self._store = store
         self._from_bytes = model.input_store.from_bytes
         self._ttl_s = model.input_store.ttl_s
@@ -152,14 +159,21 @@ class StoringPredictor(PipelinePredictor):
 
 
 def connect(model: RemoteModel) -> PipelinePredictor:
-    """Return a predictor that asks `model.endpoints`; that none is there yet is a logged warning.
+    """Return a predictor that asks `model.endpoints`; if none answers yet, a warning is logged.
 
-    Raises InitError: an endpoint is no "host:port", or the store cannot be had.
+    They are "host:port", or "host:port/name" with the name of a pipeline.
+
+    Raises InitError: an endpoint has another form, or the store cannot be opened.
     """
+    try:
+        hosts, pipeline = split_name(model.endpoints)
+    except ConfigError as error:
+        raise InitError(f"op.{model.name}.server_endpoints: {error}") from None
+    model = replace(model, endpoints=tuple(hosts))
     url = model.input_store.url
     store = None if url is None else open_store(url)
     calls = GrpcCalls(model)
     calls.warn_if_down()
     if store is None:
-        return PipelinePredictor(model, calls)
-    return StoringPredictor(model, calls, store)
+        return PipelinePredictor(model, calls, pipeline)
+    return StoringPredictor(model, calls, pipeline, store)

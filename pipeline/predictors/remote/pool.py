@@ -138,7 +138,7 @@ class Pool(Generic[_Kind]):
         self._idle: list[_Kind] = []
         self._is_closed = False
 
-    def take(self, deadline: float) -> _Kind:
+    def take(self, waiting: Waiting) -> _Kind:
         """Return a connection that nobody else uses until it is given back.
 
         That is an idle one if there is any, else a new one. Where that cannot be opened, but others
@@ -146,7 +146,7 @@ class Pool(Generic[_Kind]):
 
         Raises:
             CannotConnectError: none can be opened, and none is open.
-            OutOfTimeError: the deadline passed meanwhile.
+            OutOfTimeError, ClosedError: see `Waiting.left_s`.
         """
         with self._lock:
             idle = self._pop_idle()
@@ -154,9 +154,9 @@ class Pool(Generic[_Kind]):
                 return idle
             limit_s = _SPARE_CONNECT_S if self._connections else CONNECT_TIMEOUT_S
         try:
-            connected = dial(self._address, min(deadline, time.monotonic() + limit_s))
+            connected = dial(self._address, waiting, limit_s)
         except OSError as error:
-            return self._take_next(error, deadline)
+            return self._take_next(error, waiting)
         with self._lock:
             return self._add(connected)
 
@@ -235,23 +235,20 @@ class Pool(Generic[_Kind]):
 
     # Without it
 
-    def _take_next(self, error: OSError, deadline: float) -> _Kind:
+    def _take_next(self, error: OSError, waiting: Waiting) -> _Kind:
         """Wait for one of the others where a new one could not be opened, for the reason given."""
         with self._lock:
             while self._connections:
                 idle = self._pop_idle()
                 if idle is not None:
                     return idle
+                step_s = min(waiting.step_s(), threading.TIMEOUT_MAX)
                 self._waiting += 1
-                left_s = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
-                is_back = self._given_back.wait(left_s)
+                self._given_back.wait(step_s)
                 self._waiting -= 1
-                if not is_back:
-                    raise OutOfTimeError("it does not answer")
         if not isinstance(error, TimeoutError):
             raise CannotConnectError(f"cannot connect: {error.strerror or error}") from error
-        if time.monotonic() >= deadline:
-            raise OutOfTimeError("it does not answer")
+        waiting.left_s()
         raise CannotConnectError("it does not answer") from error
 
     def _poll_probe(self) -> bool | None:
@@ -311,24 +308,43 @@ class _Attempt:
             raise OSError(failed, os.strerror(failed))
         return self._socket
 
+    def wait(self, waiting: Waiting) -> socket.socket | None:
+        """Return the connected socket; None: it took too long, and was closed.
+
+        Raises what `poll` and `Waiting.check` do.
+        """
+        connected = None
+        try:
+            while connected is None and (left_s := self.ends - time.monotonic()) > 0:
+                waiting.check()
+                connected = self.poll(min(left_s, LOOK_S))
+        finally:
+            if connected is None:
+                self.close()
+        return connected
+
     def close(self) -> None:
         self._socket.close()
 
 
-def dial(address: tuple[str, int], deadline: float) -> socket.socket:
+def dial(
+    address: tuple[str, int], waiting: Waiting, limit_s: float = CONNECT_TIMEOUT_S
+) -> socket.socket:
     """Return a connected socket, to the first of the host's addresses that answers.
 
-    Raises OSError: there is none; a TimeoutError if the deadline passed.
+    Raises:
+        OSError: no address answers; TimeoutError: none did in time.
+        ClosedError: nobody waits for the answer any more.
     """
+    ends = min(waiting.ends, time.monotonic() + limit_s)
     error: OSError = TimeoutError()
     for info in _resolve(address):
         attempt = None
         try:
-            attempt = _Attempt(info, deadline)
-            connected = attempt.poll(max(deadline - time.monotonic(), 0.0))
+            attempt = _Attempt(info, ends)
+            connected = attempt.wait(waiting)
             if connected is not None:
                 return connected
-            attempt.close()
             error = TimeoutError()
         except OSError as failed:
             error = failed

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import os
-import sys
 import threading
 import time
 import traceback
@@ -32,6 +31,7 @@ from pipeline.workers.ray.clock import ServerClock, boot_id
 from pipeline.workers.ray.cluster import in_parallel
 from pipeline.workers.ray.models import unpack_model
 from pipeline.workers.ray.objects import ActorCall, ActorMemory, ActorReply, Bytes, Running
+from pipeline.workers.zygote.spawn import place_classes
 
 _RECORDS_WAIT_S = 0.1  # for more records, or for a batch's reply to send them with
 _LONGEST_POLL_S = 20.0
@@ -151,7 +151,7 @@ class RayActor:
         """Initialise the Op; return the reply that reports success or the failure."""
         self._ledger.begin()
         self._cargo.keep_logs(self._box.add_record)
-        vars(sys.modules["__main__"]).update(self._cargo.classes)
+        place_classes(self._cargo.classes)
         try:
             bound = self._context.run(self._initialise, model_files)
         except BaseException as error:  # user code: the server's start fails with it

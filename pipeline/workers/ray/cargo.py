@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pipeline.engine.worker_api import SetUp
 from pipeline.op import Op
@@ -25,7 +25,7 @@ class ActorSetup:
         boot_id: of the server's machine.
         where: returns the id of the node, there.
         look_s: how often it reports a long-running job; 0: never.
-        classes: of the script, so that a payload of such a class can be pickled by name.
+        classes: of the scripts, so that a payload of such a class can be pickled by name.
         model_files: names of the files of its model, which come with `begin`.
     """
 
@@ -36,7 +36,7 @@ class ActorSetup:
     boot_id: str
     where: Callable[[], str]
     look_s: float = 0.0
-    classes: Mapping[str, type] = field(default_factory=dict)
+    classes: Sequence[type] = ()
     model_files: tuple[str, ...] = ()
 
 

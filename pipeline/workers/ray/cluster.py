@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from pipeline.config.sections import RayConfig
 from pipeline.errors import InitError, described
+from pipeline.system.script import MODULES
 from pipeline.workers.ray.api import (
     ActorGoneError,
     Demands,
@@ -21,12 +23,20 @@ _CONTROL = "control"  # the group of threads for methods that do not wait for ba
 _CONTROL_THREADS = 4
 
 
+class _Connection:
+    """The one connection of this process, which the pipelines of a server share."""
+
+    lock = threading.Lock()
+    users = 0
+    is_own = False
+
+
 class RayCluster:
     """See `RayApi`. A connection that the script opened before is used, and stays open."""
 
     def __init__(self) -> None:
         self.where: Callable[[], str] = node_id
-        self._is_own = False
+        self._is_connected = False
         self._classes: dict[type, Any] = {}
 
     def connect(self, config: RayConfig) -> None:
@@ -35,14 +45,18 @@ class RayCluster:
             import ray
         except ImportError as error:
             raise InitError(_MISSING) from error
-        if ray.is_initialized():
-            return
-        try:
-            self._init(ray, config)
-        except Exception as error:  # Ray raises many types
-            where = f"dag.ray.address {config.address!r}"
-            raise InitError(f"{where}: no connection to Ray: {described(error)}") from error
-        self._is_own = True
+        for module in MODULES:  # they cannot be imported elsewhere
+            ray.cloudpickle.register_pickle_by_value(module)
+        with _Connection.lock:
+            if not ray.is_initialized():
+                try:
+                    self._init(ray, config)
+                except Exception as error:  # Ray raises many types
+                    where = f"dag.ray.address {config.address!r}"
+                    raise InitError(f"{where}: no connection to Ray: {described(error)}") from error
+                _Connection.is_own = True
+            _Connection.users += 1
+            self._is_connected = True
 
     def _init(self, ray: Any, config: RayConfig) -> None:
         common: dict[str, Any] = {"logging_level": "error"}
@@ -139,9 +153,12 @@ class RayCluster:
     def close(self) -> None:
         import ray
 
-        if self._is_own:
-            self._is_own = False
-            ray.shutdown()
+        with _Connection.lock:
+            _Connection.users -= self._is_connected
+            self._is_connected = False
+            if _Connection.is_own and not _Connection.users:
+                _Connection.is_own = False
+                ray.shutdown()
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipeline.config.sections import RayConfig, RayOpConfig
 from pipeline.engine.worker_api import WorkerContext, WorkersOwner
 from pipeline.errors import ConfigError
 from pipeline.op import Op
+from pipeline.system.script import MODULES
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.ray.api import RayApi
 from pipeline.workers.ray.cargo import ActorSetup, for_transport
@@ -23,7 +25,7 @@ from pipeline.workers.ray.link import RayContext, Sender
 from pipeline.workers.ray.models import model_files
 from pipeline.workers.ray.objects import RayMemory
 from pipeline.workers.ray.pool import RayWorkers
-from pipeline.workers.zygote.spawn import classes_of_script
+from pipeline.workers.zygote.spawn import classes_of
 
 _CLOSE_TIMEOUT_S = 20.0
 
@@ -122,7 +124,7 @@ class RayKind:
             boot_id(),
             self._api.where,
             look_s,
-            classes_of_script(),
+            classes_of(sys.modules["__main__"], *MODULES),
             self._models.get(op.name, ()),
         )
 

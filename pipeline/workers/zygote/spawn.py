@@ -67,7 +67,7 @@ def pack(
     Raises:
         InitError: an entry point refers to something that cannot be shipped; the text names it.
     """
-    classes = classes_of_script()
+    classes = classes_of(sys.modules["__main__"])
     try:
         data = _dump((list(entry_points), classes))
     except Exception as error:
@@ -78,7 +78,7 @@ def pack(
         if culprit is not None:
             raise InitError(_cannot_ship(*culprit)) from error
         # Then the cause is a class of the script that the entry_points do not need.
-        classes = {name: kind for name, kind in classes.items() if _why_not(kind) is None}
+        classes = [kind for kind in classes if _why_not(kind) is None]
         data = _dump((list(entry_points), classes))
     preparations = _dump(_preparations() if is_prepared else [])
     shipment = ParentState(list(sys.argv), preparations, data, tuple(preload))
@@ -151,18 +151,26 @@ def _save_module(pickler: Any, module: types.ModuleType) -> None:
         type(pickler).dispatch[types.ModuleType](pickler, module)
 
 
-def classes_of_script() -> dict[str, type]:
-    """Return the classes that the script itself defines.
+def classes_of(*scripts: types.ModuleType) -> list[type]:
+    """Return the classes that scripts define.
 
     They are shipped by value, so that a payload of such a class can be pickled by name.
     """
     make_annotations_picklable()
-    script = vars(sys.modules["__main__"])
-    return {
-        name: value
-        for name, value in script.items()
-        if isinstance(value, type) and value.__module__ == "__main__"
-    }
+    return [
+        value
+        for script in scripts
+        for value in vars(script).values()
+        if isinstance(value, type) and value.__module__ == script.__name__
+    ]
+
+
+def place_classes(classes: Sequence[type]) -> None:
+    """Put classes of scripts where they are found by name in this process."""
+    for kind in classes:
+        name = kind.__module__
+        module = sys.modules.setdefault(name, types.ModuleType(name))
+        setattr(module, kind.__name__, kind)
 
 
 def _preparations() -> list[Callable[[], None]]:
@@ -272,5 +280,5 @@ def _unpack(cargo: ParentState) -> Sequence[EntryPoint]:
         prepare()
     entry_points: Sequence[EntryPoint]
     entry_points, classes = dill.loads(cargo.entry_points)
-    vars(sys.modules["__main__"]).update(classes)
+    place_classes(classes)
     return entry_points

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from doubles import http
 from served import python
+
+from pipeline.cli.graph import server_of_script
 
 SCRIPT = """
 import sys
@@ -105,10 +109,41 @@ def test_what_only_the_first_configuration_can_say_is_told(tmp_path):
     )
 
 
-def test_scripts_are_not_served_together_by_fresh_interpreters(tmp_path):
-    for name in ("chat", "embed"):
-        (tmp_path / f"{name}.py").write_text(PART.format(name=name, op=name + "_op"))
-    spawn = ("--set", "dag.start_method=spawn")
-    done = python(tmp_path, "-m", "pipeline", "serve", "chat.py", "embed.py", *spawn)
-    assert (done.stdout, done.returncode) == ("", 1)
-    assert "dag.start_method: spawn: a fresh interpreter would run the scripts" in done.stderr
+TOLD = """
+import os
+
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+
+
+class Note:
+    pass
+
+
+class Says(Op):
+    def process(self, feed_batch):
+        return {{"y": "{name} " + feed_batch[0]["x"], "at": str(os.getpid()), "note": Note()}}
+
+    def postprocess(self, input_dicts, fetched):
+        return {{"y": fetched["y"], "at": fetched["at"]}}
+
+
+server = PipelineServer("{name}")
+server.set_response_op(ResponseOp(Says("{name}_op", RequestOp())))
+dag = {{"is_thread_op": False, "start_method": "spawn"}}
+server.prepare_server(yml_dict={{"rpc_port": 0, "http_port": 0, "dag": dag}})
+server.run_server()
+"""
+
+
+def test_scripts_are_served_together_by_fresh_interpreters(tmp_path):
+    for name in ("chatting", "embedding"):
+        (tmp_path / f"{name}.py").write_text(TOLD.format(name=name))
+    first, second = (
+        server_of_script(tmp_path / f"{name}.py") for name in ("chatting", "embedding")
+    )
+    first._join(second)
+    with first:
+        for name in ("chatting", "embedding"):
+            _, _, answer = http(first, "POST", f"/api/{name}", {"x": "!"})
+            assert answer["y"] == f"{name} !"
+            assert int(answer["at"]) != os.getpid()

@@ -70,3 +70,14 @@ def test_a_page_that_is_listed_asks(server: PipelineServer, path: str) -> None:
     status, headers = ask(server, "POST", path, body, origin=EVIL, content_type="text/plain")
     assert status == 403
     assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize("path", ["/svc/prediction", "/api/svc"])
+def test_an_answer_for_no_page_is_kept_from_pages_by_caches(
+    server: PipelineServer, path: str
+) -> None:
+    bodies = (BODY if path == "/svc/prediction" else json.dumps({"x": "1"}), "no JSON")
+    for body in bodies:
+        status, headers = ask(server, "POST", path, body, content_type="application/json")
+        assert (status == 200) == (body != "no JSON")
+        assert headers["vary"] == ["Origin"]

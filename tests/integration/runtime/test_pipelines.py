@@ -143,14 +143,44 @@ def test_the_index_and_the_statistics_have_both(two):
     assert counts == {"a": 0, "b": 1, "one": 0, "two": 1}
 
 
-def test_what_writes_to_one_place_is_opened_once(two, opened_for):
-    assert opened_for == ["one", "two"], "a user's sink knows its pipeline"
-    one, other = (
-        {type(sink).__name__ for sink in graph.observation.journal.sinks}
-        for graph in two.server._service._graphs
+def test_each_has_sinks_and_a_tracer_with_files_of_its_own(opened_for, tmp_path, monkeypatch):
+    monkeypatch.setenv("SERVING_LOG_PATH", str(tmp_path))
+    with Two(sinks={"told": None}, dag={"tracer": {"interval_s": 3600}}) as two:
+        for name in ("one", "two", "two"):
+            two.says(name)
+        assert opened_for == ["one", "two"], "a user's sink knows its pipeline"
+    first, second = (
+        next(tmp_path.rglob(f"pipeline{name}.tracer")).read_text() for name in ("", "-two")
     )
-    assert one - other == {"Tracer"}
-    assert "Statistics" in other
+    assert ("Op(a)" in first, "Op(b)" in first, "Query count[1]" in first) == (True, False, True)
+    assert ("Op(a)" in second, "Query count[2]" in second) == (False, True)
+
+
+def test_each_writes_its_profile(capfd):
+    with Two(dag={"use_profile": True}) as two:
+        two.says("one")
+        two.says("two")
+    lines = [line for line in capfd.readouterr().err.splitlines() if "PROFILE" in line]
+    assert any('"a"' in line for line in lines)
+    assert any('"b"' in line for line in lines)
+
+
+def test_a_pipeline_that_joins_keeps_its_own_dag(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERVING_LOG_PATH", str(tmp_path))
+    one, two = PipelineServer("one"), PipelineServer("two")
+    one.set_response_op(ResponseOp(Says("a", "one ")))
+    two.set_response_op(ResponseOp(Says("b", "two ")))
+    one.prepare_server(yml_dict=CONFIG)
+    own = {"tracer": {"interval_s": 3600}, "retry": 2, "forward_headers": "x-user"}
+    two.prepare_server(yml_dict=CONFIG | {"dag": own})
+    one._join(two)
+    assert [line.partition(": ")[2] for line in one._config.warnings] == [
+        "yml_dict: dag.forward_headers: not heeded, one configuration says it for all"
+    ]
+    with one:
+        assert [graph.config.dag.retry for graph in one._service._graphs] == [1, 2]
+        assert post(one, {"key": ["x"], "value": ["!"]}, "/two/prediction")[0] == 200
+    assert [path.name for path in tmp_path.rglob("*.tracer")] == ["pipeline-two.tracer"]
 
 
 def test_unloading_one_drains_it_and_leaves_the_other(two):

@@ -735,6 +735,24 @@ def test_a_client_that_does_not_read_its_answer_does_not_keep_the_server_from_st
         server.stop()
 
 
+def test_half_a_body_does_not_keep_the_server_from_stopping():
+    halves = (
+        b"POST /svc/prediction HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{",
+        b"POST /api/svc HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\n"
+        b"content-length: 1000000\r\n\r\nhalf",
+        b"POST /api/svc HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{",
+    )
+    server = server_for(chain("a"), stop_grace_period=100).start()
+    with contextlib.ExitStack() as closing:
+        connections = [closing.enter_context(connect(server)) for _ in halves]
+        for connection, half in zip(connections, halves, strict=True):
+            connection.send(half)
+        server.stop()
+        for connection in connections:
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.line() == b"", "it is closed"
+
+
 # What the rest of the server may do wrong ---------------------------------------------------
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import pytest
 from doubles import Clock, wait_until
 from fake_brpc import WAIT_S, Collecting, FakeServer
 
+from pipeline.errors import ClosedError
 from pipeline.predictors.remote.brpc_connection import BrpcConnection
 from pipeline.predictors.remote.pool import (
     MAX_IDLE,
@@ -35,7 +38,7 @@ def pool_to(address: tuple[str, int], **arguments: object) -> Iterator[Pool[Brpc
 
 
 def take(pool: Pool[BrpcConnection], time_s: float = WAIT_S) -> BrpcConnection:
-    return pool.take(time.monotonic() + time_s)
+    return pool.take(Waiting(time.monotonic() + time_s))
 
 
 def ask(pool: Pool[BrpcConnection], connection: BrpcConnection, body: bytes = b"") -> bytes:
@@ -177,6 +180,24 @@ def test_who_waits_for_a_connection_runs_out_of_time(full) -> None:
     pool.give_back(connection)
 
 
+def test_a_caller_that_left_waits_for_no_connection(full) -> None:
+    pool, connection = full
+    has_left = threading.Event()
+    with ThreadPoolExecutor(1) as one:
+        other = one.submit(pool.take, Waiting(math.inf, has_left.is_set))
+        wait_until(lambda: is_waited_for(pool))
+        has_left.set()
+        with pytest.raises(ClosedError):
+            other.result(WAIT_S)
+    pool.give_back(connection)
+
+
+def test_a_caller_that_left_stops_connecting(silent_address: tuple[str, int]) -> None:
+    looks = iter([False, False, True])
+    with pool_to(silent_address) as pool, pytest.raises(ClosedError):
+        pool.take(Waiting(time.monotonic() + WAIT_S, lambda: next(looks)))
+
+
 def test_who_waits_for_a_connection_that_is_lost_is_told_why_there_is_no_other(full) -> None:
     pool, connection = full
     with ThreadPoolExecutor(1) as one:
@@ -266,4 +287,4 @@ def test_what_is_connected_after_close_is_closed_too() -> None:
 
 def test_a_connection_is_made_to_a_name() -> None:
     with FakeServer() as server:
-        dial(("localhost", server.port), time.monotonic() + WAIT_S).close()
+        dial(("localhost", server.port), Waiting(time.monotonic() + WAIT_S)).close()

@@ -14,7 +14,7 @@ import pytest
 from doubles import client_of, post, server_for, side_by_side
 from grpc_peers import Gate, peer
 
-from pipeline import Op, RequestOp
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.errors import (
     ClosedError,
     DeadlineError,
@@ -23,6 +23,7 @@ from pipeline.errors import (
     InputError,
     PackageError,
     PayloadTypeError,
+    PipelineError,
     PredictorError,
     PredictorUnavailableError,
     ProductError,
@@ -61,6 +62,34 @@ def asking(op: Op, **options: Any) -> Iterator[PipelinePredictor]:
             yield predictor
         finally:
             predictor.close()
+
+
+def test_an_endpoint_names_one_of_several_pipelines():
+    server = PipelineServer("first")
+    echo = Echo()
+    echo.set_pack_tensor_format(True)
+    server.set_response_op(ResponseOp(Op("other", RequestOp())))
+    server.add_pipeline("second", ResponseOp(echo))
+    server.prepare_server(yml_dict={"rpc_port": 0})
+    with server:
+        endpoint = f"127.0.0.1:{server.rpc_port}"
+        model = RemoteModel("uci", "pipeline_grpc", (f"{endpoint}/second",))
+        predictor = connect_remote_predictor(model)
+        assert predictor.predict({"x": np.array([1, 2])})["x"].tolist() == [1, 2]
+        predictor.close()
+        assert len(echo.asked) == 1
+        predictor = connect_remote_predictor(
+            RemoteModel("uci", "pipeline_grpc", (f"{endpoint}/x",))
+        )
+        with pytest.raises(PipelineError, match="the request names 'x'"):
+            predictor.predict({"x": np.array([1, 2])})
+        predictor.close()
+
+
+def test_endpoints_that_name_different_pipelines_are_refused():
+    model = RemoteModel("uci", "pipeline_grpc", ("127.0.0.1:1/a", "127.0.0.1:2/b"))
+    with pytest.raises(InitError, match=r"op.uci.server_endpoints: .* need the same name"):
+        connect_remote_predictor(model)
 
 
 @contextlib.contextmanager

@@ -265,6 +265,26 @@ def test_without_ray_the_start_fails_and_names_the_package(monkeypatch):
         RayCluster().connect(RayConfig())
 
 
+def test_pipelines_share_a_connection_and_the_last_one_ends_it(monkeypatch):
+    calls = []
+    ray = SimpleNamespace(
+        is_initialized=lambda: "init" in calls,
+        init=lambda **settings: calls.append("init"),
+        shutdown=lambda: calls.append("shutdown"),
+        cloudpickle=SimpleNamespace(register_pickle_by_value=lambda module: None),
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    first, second, unused = RayCluster(), RayCluster(), RayCluster()
+    first.connect(RayConfig(address="local"))
+    second.connect(RayConfig(address="local"))
+    unused.close()
+    first.close()
+    assert calls == ["init"], "the second one's actors are at work"
+    second.close()
+    second.close()
+    assert calls == ["init", "shutdown"]
+
+
 def test_a_slow_op_has_the_workers_of_dag():
     slow = {"bow": {"usual_time": 20}, "cow": {"usual_time": 2}, "own": {"workers": "process"}}
     config = load_config(yml_dict={"rpc_port": 0, "dag": {"workers": "ray"}, "op": slow})
