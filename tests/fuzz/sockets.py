@@ -43,7 +43,9 @@ class Connection:
         self.wrong: list[str] = []
         self.callers: list[Caller] = []
         self._by_number: dict[int, Caller | None] = {}  # None: of a message that is not a request
+        self._cancelled: dict[int, int] = {}  # with the first number that was sent later
         self._room = self.credit or 0
+        self._silent: set[int] = set()  # the server has taken their cancel
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
         self._reading: asyncio.Task[None] | None = None
@@ -87,6 +89,7 @@ class Connection:
     def _leave(self, number: int, caller: Caller) -> None:
         if caller.is_open:
             caller.has_left = True
+            self._cancelled[number] = len(self._by_number)
             self._say(b'{"cancel": %d}' % number)
 
     def _give(self, count: int) -> None:
@@ -118,6 +121,9 @@ class Connection:
 
     def _take(self, message: dict[str, Any]) -> None:
         number = message["request"]
+        if number in self._silent:
+            self.wrong.append(f"{message} behind an answer to a request that followed its cancel")
+        self._silent |= {one for one, later in self._cancelled.items() if number >= later}
         if number not in self._by_number:
             self.wrong.append(f"an answer to a request that was not sent: {message}")
             return

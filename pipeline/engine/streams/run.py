@@ -438,7 +438,10 @@ class StreamRun(BatchRun, eq=False):
             return False
         least = 1 if self.busy_ns > SLICE_NS else self.least
         groups = self.groups or [[place] for place, is_over in enumerate(self.ended) if not is_over]
-        return bool(self.joining) or any(self.room(group) >= least for group in groups)
+        if self.joining or any(self.room(group) >= least for group in groups):
+            return True
+        # A slice ended as the last part of a batch did: its generator is still open.
+        return self.groups == [] and not self.reports_steps
 
     def live(self) -> list[int]:
         """Return the places of the items that wait for more."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from pipeline import Answer
 from pipeline.engine.run.call import Call
-from pipeline.engine.streams.run import NO_PART, Pull
+from pipeline.engine.streams.run import NO_PART, SLICE_NS, Pull, StreamRun
 from pipeline.errors import PayloadTypeError
 
 
@@ -74,5 +77,29 @@ def test_an_answer_of_a_batch_is_one_for_each():
 def test_rows_that_do_not_fit_are_refused():
     with pytest.raises(PayloadTypeError, match="with 1 rows for a batch of 2 rows"):
         pull(1, 1).pieces({"x": ["a"]})
-    with pytest.raises(PayloadTypeError, match="'done' with 1 rows for 2 rows"):
+    with pytest.raises(PayloadTypeError, match="'done' with 1 rows, but 2 rows continue"):
         pull(1, 1).pieces({"x": ["a", "b"], "done": [True]})
+
+
+def test_a_batch_that_ends_as_its_slice_does_is_closed_by_the_next_slice():
+    closed = []
+
+    def makes():
+        try:
+            yield {"x": ["a"], "done": [True]}
+        finally:
+            closed.append("by now")
+
+    batch = Pull(makes(), Call({}, [0], [[1]]), waits, is_batched=True)
+    run = StreamRun([SimpleNamespace(is_over=False)])
+    run.pulls, run.groups, run.allowed, run.made, run.ended = [batch], [], [2], [0], [False]
+    op = SimpleNamespace(timeout_s=None, notes=None, processed=dict, ended=lambda item, data: data)
+    watch = SimpleNamespace(
+        call_begins=lambda: None, call_ends=lambda: None, yielded=lambda run, entries: None
+    )
+    clock = map(SLICE_NS.__mul__, itertools.count(0, 2))
+    run.run(op, watch, clock.__next__)
+    assert run.ended == [True]
+    assert (closed, run.is_finished, run.has_work) == ([], False, True)
+    run.run(op, watch, clock.__next__)
+    assert (closed, run.is_finished, run.has_work) == (["by now"], True, False)

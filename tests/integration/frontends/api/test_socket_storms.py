@@ -1,0 +1,64 @@
+"""A short run of the fuzzer of WebSockets, and proof that it is not blind."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+from fuzz import sockets, streams_real
+
+from pipeline.frontends.api.sockets import Talk
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(streams_real, "_PATIENCE_S", 4.0)
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def credit_is_not_counted():
+    with mock.patch.object(Talk, "_spend", mock.AsyncMock()):
+        yield
+
+
+@contextlib.contextmanager
+def a_cancel_is_not_heeded():
+    heed = Talk._is_order
+
+    def deaf(self, message):
+        return "cancel" in message or heed(self, message)
+
+    with mock.patch.object(Talk, "_is_order", deaf):
+        yield
+
+
+@contextlib.contextmanager
+def parts_have_the_number_of_another_request():
+    answer = Talk._answer
+
+    def other(self, socket, number, *asked):
+        return answer(self, socket, number ^ 1, *asked)
+
+    with mock.patch.object(Talk, "_answer", other):
+        yield
+
+
+MUTANTS = {
+    credit_is_not_counted: 143,
+    a_cancel_is_not_heeded: 123,
+    parts_have_the_number_of_another_request: 140,
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_defect_is_found(mutant):
+    seed = MUTANTS[mutant]
+    assert sockets.run(seed) == []
+    with mutant():
+        assert sockets.run(seed)
