@@ -21,7 +21,8 @@ Ops that answer in parts: `python -m fuzz.streams`, and by WebSockets `python -m
 `sequences`, of graphs with Ops that have sequences:
 `python -m fuzz.sequences`; and `batches`, of one Op with `batching: dynamic`:
 `python -m fuzz.batches`; and `loads`, of overload by several kinds of requests:
-`python -m fuzz.loads`. `edge` holds the gateway to the embedded edge: `python -m fuzz.edge`.
+`python -m fuzz.loads`; `upstream`, of `client_type: openai` and servers that fail. `edge` compares
+the gateway with the embedded edge: `python -m fuzz.edge`.
 """
 
 from __future__ import annotations

@@ -78,19 +78,23 @@ class Connection:
             caller.has_left = True
             return
         if self.rng.random() < 0.1:
-            self._by_number[len(self._by_number)] = None
-            self._say(self.rng.choice(_BROKEN))
+            self._say_nonsense()
         number = len(self._by_number)
         self._by_number[number] = caller
         self._say(json.dumps({"data": {"text": caller.text}}).encode())
         if caller.leaves_s is not None:
             asyncio.get_running_loop().call_later(caller.leaves_s, self._leave, number, caller)
 
+    def _say_nonsense(self) -> None:
+        self._by_number[len(self._by_number)] = None
+        self._say(self.rng.choice(_BROKEN))
+
     def _leave(self, number: int, caller: Caller) -> None:
         if caller.is_open:
             caller.has_left = True
             self._cancelled[number] = len(self._by_number)
             self._say(b'{"cancel": %d}' % number)
+            self._say_nonsense()  # its answer tells that the cancel was taken
 
     def _give(self, count: int) -> None:
         """Give credit, as long as a caller waits for something."""

@@ -1,8 +1,8 @@
 """`python -m fuzz.upstream`: an Op with `client_type: openai`, and servers that fail in all ways.
 
 Each request says how the server treats each of its attempts: a good answer in pieces of any size,
-statuses, bodies that are cut off or are not JSON, a connection that is closed, silence. What comes
-of it is held to a plain evaluation of what the server did.
+statuses, bodies that are cut off or are not JSON, a connection that is closed, silence. The
+ending is compared with a plain evaluation of the server's log.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def wanted(rng: random.Random, number: int) -> Wanted:
     attempts.append("good" if rng.random() < 0.6 else rng.choice(_ENDS))
     parts = [f"r{number}.{place} " for place in range(rng.choice([0, 1, 2, 5, 30]))]
     streams, breaks = rng.random() < 0.6, rng.random() < 0.3
-    is_silent = attempts[-1] == "silence"
+    is_left = rng.random() < (0.5 if attempts[-1] == "silence" else 0.1)
+    is_limited = not is_left if attempts[-1] == "silence" else rng.random() < 0.1
     return Wanted(
         number,
         streams,
@@ -76,8 +77,8 @@ def wanted(rng: random.Random, number: int) -> Wanted:
         breaks_at=rng.randint(0, len(parts)) if breaks and streams else None,
         how=rng.choice(["error", "cut", "garbage", "no end"]),
         begins_s=rng.choice([0.0, 0.0, rng.random() * 0.3]),
-        leaves_s=rng.random() * 0.4 if rng.random() < 0.1 else None,
-        timeout_s=rng.random() if is_silent or rng.random() < 0.1 else None,
+        leaves_s=rng.random() * 0.4 if is_left else None,
+        timeout_s=rng.random() if is_limited else None,
     )
 
 
@@ -101,7 +102,7 @@ class Asks(Op):
 
 
 class Server:
-    """What plays the model: treats each attempt as its request says."""
+    """A model server that treats each attempt as its request says."""
 
     def __init__(self, requests: list[Wanted], rng: random.Random) -> None:
         self.requests = {str(request.number): request for request in requests}
@@ -203,7 +204,7 @@ def _event(data: Any) -> bytes:
 
 
 def problem_with(request: Wanted, retries: int, texts: list[str], last: Any) -> str:
-    """What is wrong with how a request ended, by what the server did; "" if nothing is."""
+    """Return the defect in the ending of a request, by the log of the server; "": none."""
     whole = "".join(request.parts)
     got = "".join(texts)
     if last == "nothing yet":
@@ -232,7 +233,7 @@ def problem_with(request: Wanted, retries: int, texts: list[str], last: Any) -> 
 
 
 def _end(request: Wanted, treatment: Any, code: int, got: str) -> str:
-    """What is wrong with an end, by the last treatment."""
+    """Return the defect in an ending, by the last treatment; "": none."""
     if treatment in _CALLERS:
         return _refused(code, _INPUT, got)
     if treatment != "good":

@@ -12,10 +12,11 @@ from fuzz import sockets, streams_real
 
 from pipeline.frontends.api.sockets import Talk
 
+_MOST_CASES = 60  # until a defect is found
+
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(streams_real, "_PATIENCE_S", 4.0)
+def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -50,15 +51,18 @@ def parts_have_the_number_of_another_request():
 
 
 MUTANTS = {
-    credit_is_not_counted: 143,
-    a_cancel_is_not_heeded: 123,
+    credit_is_not_counted: 140,
+    a_cancel_is_not_heeded: 120,
     parts_have_the_number_of_another_request: 140,
 }
+"""The first seed for each defect; which case shows it depends on the machine."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_defect_is_found(mutant):
-    seed = MUTANTS[mutant]
-    assert sockets.run(seed) == []
-    with mutant():
-        assert sockets.run(seed)
+def test_a_defect_is_found(mutant, monkeypatch):
+    seeds = range(MUTANTS[mutant], MUTANTS[mutant] + _MOST_CASES)
+    with mutant(), monkeypatch.context() as patch:
+        patch.setattr(streams_real, "_PATIENCE_S", 3.0)
+        found = next((seed for seed in seeds if sockets.run(seed)), None)
+    assert found is not None
+    assert sockets.run(found) == []

@@ -13,10 +13,11 @@ from fuzz import upstream
 from pipeline.predictors.remote.http_calls import HttpCalls, UpstreamConnection
 from pipeline.predictors.remote.pool import Waiting
 
+_MOST_CASES = 60  # until a defect is found
+
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(upstream, "_PATIENCE_S", 3.0)
+def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -50,13 +51,16 @@ def callers_that_left_are_not_noticed():
 MUTANTS = {
     an_attempt_too_many: 1,
     connections_are_kept_behind_half_an_answer: 9,
-    callers_that_left_are_not_noticed: 29,
+    callers_that_left_are_not_noticed: 20,
 }
+"""The first seed for each defect; which case shows it depends on the machine."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_defect_is_found(mutant):
-    seed = MUTANTS[mutant]
-    assert upstream.run(seed) == []
-    with mutant():
-        assert upstream.run(seed)
+def test_a_defect_is_found(mutant, monkeypatch):
+    seeds = range(MUTANTS[mutant], MUTANTS[mutant] + _MOST_CASES)
+    with mutant(), monkeypatch.context() as patch:
+        patch.setattr(upstream, "_PATIENCE_S", 3.0)
+        found = next((seed for seed in seeds if upstream.run(seed)), None)
+    assert found is not None
+    assert upstream.run(found) == []
