@@ -364,8 +364,8 @@ class _LineReader:
             self._loads.append((line.begin, line.end, line.busy))
         else:
             target = PIPELINE if line.op is None else self._index(line.op)
-            row = (line.data_id, target, *line.row)
-            self._requests.append((pid, line.stands_for, row))
+            request = (line.data_id, target, *line.row)
+            self._requests.append((pid, line.stands_for, request))
         return True
 
     def _index(self, name: str) -> int:

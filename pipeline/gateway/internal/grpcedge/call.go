@@ -24,7 +24,7 @@ import (
 
 const (
 	traceKey     = "traceparent"
-	timeoutKey   = "pipeline-timeout" // when a server has to answer, beside the deadline of the call
+	timeoutKey   = "pipeline-timeout"  // when a server has to answer, beside the deadline of the call
 	errorsKey    = "triton_grpc_error" // the first error of a stream of Triton's protocol is its status
 	authorityKey = ":authority"
 	typeKey      = "content-type"
