@@ -1,4 +1,4 @@
-# Every target brings its own set-up: a virtual environment in .venv, made anew when pyproject.toml changes.
+# Every target brings its own set-up: a virtual environment in .venv, remade when pyproject.toml changes.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -41,7 +41,7 @@ speech: $(READY)
 ocr: $(READY)
 	cd examples/ocr && $(CURDIR)/$(BIN)/python demo.py --config $(CONFIG)
 
-# Tests start hundreds of processes, each of which would compile the library anew: half of its time.
+# Tests start hundreds of processes, each of which would compile the library again: half of its time.
 unexport PYTHONDONTWRITEBYTECODE
 
 # The cases of one file stay together, as they share servers; tests/conftest.py says in which order files come.

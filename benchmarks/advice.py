@@ -40,7 +40,7 @@ Settings = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a configuration did, and what was advised then; `advice` is None if nothing was."""
+    """The throughput of a configuration, and the advice after it; None: no advice."""
 
     settings: Settings
     per_s: float
@@ -86,7 +86,7 @@ def followed(settings: Settings, advice: Advice) -> Settings:
 
 
 def may_be_followed(per_s: list[float]) -> bool:
-    """Whether throughput rose as it should, and no round of advice was a step back."""
+    """Return whether throughput rose enough, and no round of advice lowered it."""
     steps = [after / before for before, after in itertools.pairwise(per_s)]
     return bool(steps) and per_s[-1] >= _LEAST_GAIN * per_s[0] and min(steps) >= _MOST_LOSS
 
@@ -106,7 +106,7 @@ def _measured(
 
 
 def _advised(settings: Settings, clients: int) -> Advice:
-    """What `python -m pipeline analyse` says of a server under load."""
+    """Return the advice of `python -m pipeline analyse` for a server under load."""
     with TemporaryDirectory(prefix="bench-") as folder:
         with _running(settings, PROFILE, folder=folder) as (_, url, right):
             http_load(url, _QUESTION, clients, _PROFILE_S, right)

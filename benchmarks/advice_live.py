@@ -63,7 +63,7 @@ _REQUEST = {"path": "/tried/prediction", "body": {"key": ["x"], "value": ["0.5"]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What became of one service: the times are seconds, the figures requests/s."""
+    """The result of one service; times are in seconds, figures in requests/s."""
 
     name: str
     choices: int

@@ -604,7 +604,7 @@ _PIECES = {
     "a worker's request, of 8 in a message": ("", "8 requests of a worker", 8),
     "a worker's request, of 8 in a batch": ("", "8 requests of a batch", 8),
 }
-"""What of two cases is counted: the share of the difference that one piece has."""
+"""The counted part of two cases: the share of one piece in their difference."""
 
 
 def main() -> int:

@@ -263,7 +263,7 @@ def _change(criterion: str, before: float, after: float, most: float) -> Finding
 
 
 def _parted(run: Run) -> tuple[list[Ending], list[Ending]]:
-    """What became, in the storm, of the requests that are always poison, and of the others."""
+    """Return the endings in the storm: of requests that always fail, and of the others."""
     doomed: list[Ending] = []
     others: list[Ending] = []
     for ending in run.during:

@@ -227,7 +227,7 @@ class Part:
 PARTS = (
     Part("nothing", _nothing, False, 0),
     Part(f"the list changes {_LISTS} times", _change_lists, False, 0),
-    Part(f"SIGTERM to all {_SERVERS} servers in turn, each started anew", _restart_all, False, 0),
+    Part(f"SIGTERM to all {_SERVERS} servers in turn, each restarted", _restart_all, False, 0),
     Part(f"kill -9, {_KILLS} times", _kill_some, False, _KILLS * _CALLERS),
     Part(f"kill -9, {_KILLS} times; requests marked idempotent", _kill_some, True, 0),
 )

@@ -124,7 +124,7 @@ def _private_bytes(pid: int) -> int:
 
 
 def _bytes_of(infos: list[os.stat_result]) -> int:
-    """What these files occupy; each file counted once."""
+    """Return the bytes that files occupy; each file counts once."""
     files = {(info.st_dev, info.st_ino): info.st_blocks for info in infos}
     return _BLOCK_BYTES * sum(files.values())
 

@@ -27,7 +27,7 @@ _ANSWER_LIMIT_S = 10  # wrk gives an answer up after 2 s, which slow Ops and 64 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the clients saw. `client_cpu_s` is the load generator's own CPU time."""
+    """The measurements of the clients. `client_cpu_s` is the load generator's own CPU time."""
 
     requests: int
     seconds: float
@@ -111,7 +111,7 @@ def grpc_check(port: int, question: Question, clients: int, answer_bytes: int) -
 
 
 def may_be_whole(requests: int, data_bytes: int, clients: int, size: int) -> bool:
-    """Whether `requests` answers of `size` bytes, and parts of one for each client, arrived.
+    """Return whether `requests` whole answers may have arrived, and a part for each client.
 
     An answer that fits one frame arrives whole or not at all.
     """

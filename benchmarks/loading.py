@@ -58,7 +58,7 @@ class TritonPythonModel:
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """What one period came to: ms of the neighbour's answers, and models that were loaded."""
+    """The result of a period: times of the neighbour's answers, and the number of loads."""
 
     times_ms: Sequence[float]
     loads: int

@@ -78,7 +78,7 @@ def _load(service: Service, question: Question) -> int:
 
 
 def _settled(service: Service) -> Holdings:
-    """What the service holds once it has seen that the clients are gone."""
+    """Return the holdings of the service after it has noticed that the clients have left."""
     give_up = time.monotonic() + _SETTLING_S
     now = service.holdings()
     while time.monotonic() < give_up:

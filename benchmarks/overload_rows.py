@@ -1,4 +1,4 @@
-"""What became of the requests of a load, and what that is in a row of a table."""
+"""Endings of the requests of a load, and the rows of a table about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What became of a request. The times are in s, from the load's beginning."""
+    """The ending of a request. The times are in s, from the load's beginning."""
 
     came_s: float
     took_s: float

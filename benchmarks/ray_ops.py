@@ -60,7 +60,7 @@ def server_of(op: Op, actors: int) -> PipelineServer:
 
 
 async def closed_loop(ask: Any, clients: int, seconds: float) -> float:
-    """Answers per second to so many callers, each of whom asks anew when it is answered."""
+    """Return answers per second to callers that send the next request after each answer."""
     ends = time.perf_counter() + seconds
     count = 0
 

@@ -78,7 +78,7 @@ def model_of(kind: str, step_s: float) -> Model:
 
 
 class Steps:
-    """What became of steps: how long each took, how many batches they made, what failed."""
+    """Counts of steps: their durations, their batches and their errors."""
 
     def __init__(self) -> None:
         self.count: int = 0
@@ -201,7 +201,7 @@ class Crowd:
             return
         self._loop.call_soon(caller.ask)  # as a door would: not within the answer
 
-    def count_anew(self) -> Steps:
+    def reset_counts(self) -> Steps:
         """Have the steps from now on counted apart."""
         self.steps = Steps()
         for caller in self._callers:

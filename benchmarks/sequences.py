@@ -31,7 +31,7 @@ _WARM_UP_S = 0.3
 
 @dataclass(frozen=True)
 class Turn:
-    """What one kind did in one round."""
+    """The measurements of one kind in one round."""
 
     steps: Steps
     seconds: float
@@ -139,11 +139,11 @@ async def _steady(options: argparse.Namespace) -> None:
 async def _turn(begin: Begin, kind: str, options: argparse.Namespace) -> Turn:
     crowd = Crowd(begin, kind != KINDS[0], options.callers, options.length)
     await asyncio.sleep(_WARM_UP_S)
-    steps = crowd.count_anew()
+    steps = crowd.reset_counts()
     began, cpu_s = time.perf_counter(), usage_of(os.getpid()).cpu_s
     await asyncio.sleep(options.seconds)
     seconds, cpu_s = time.perf_counter() - began, usage_of(os.getpid()).cpu_s - cpu_s
-    crowd.count_anew()
+    crowd.reset_counts()
     await crowd.stop()
     if steps.errors:
         raise NotMeasuredError(f"{kind}: {steps.errors}")

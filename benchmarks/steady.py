@@ -42,7 +42,7 @@ _WAIT_S = 2.0  # beyond the deadline, for what is never answered to count as tha
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What became of a request. `kind`: ANSWERED, or a name for what went wrong."""
+    """The ending of a request. `kind`: ANSWERED, or the name of the error."""
 
     number: int
     took_s: float
@@ -51,7 +51,7 @@ class Ending:
 
 
 def explains(ending: Ending) -> bool:
-    """Whether it is an error whose text says why."""
+    """Return whether the ending is an error whose text gives the reason."""
     return ending.kind in _CAUSES.values()
 
 

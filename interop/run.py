@@ -195,7 +195,7 @@ def of_two_servers_one_may_be_killed_under_load(bench: Bench) -> None:
 
 
 def failures(bench: Bench) -> int:
-    """How many checks fail."""
+    """Run the checks; return the number of failures."""
     count = 0
     for function in CHECKS:
         name = function.__name__.replace("_", " ")

@@ -1,4 +1,4 @@
-"""What the brpc predictor costs over a bare stub: requests/s and p50 of both, against brpc-java."""
+"""Compares the brpc predictor with a bare stub: requests/s and p50 of both, against brpc-java."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ PACKAGES = (
     "sseclient-py",
 )
 VERSION = "models"
-"""What a suite's script is given as the version of the models in /data/inferenceserver."""
+"""The version of the models in /data/inferenceserver, as the suites' scripts get it."""
 
 RESULTS = '''
 """Write a line of JSON for each case that unittest or pytest runs."""
@@ -171,7 +171,7 @@ PYTHON = {
     "TEST_WINDOWS": "0",
     "TRITON_DIR": "/opt/tritonserver",
 }
-"""What L0_backend_python/test.sh exports for the scripts of its parts."""
+"""The variables that L0_backend_python/test.sh exports for the scripts of its parts."""
 
 PYTHON_PARTS = (
     "argument_validation async_execute custom_metrics decoupled ensemble io lifecycle "

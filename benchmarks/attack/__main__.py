@@ -34,7 +34,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one attack did; the times are of all other callers, in ms."""
+    """The effect of one attack; the times, in ms, are of all other callers."""
 
     port: str
     attack: Attack

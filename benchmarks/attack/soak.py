@@ -94,7 +94,7 @@ def _count(pid: int, folder: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a soak has shown; the last sample is of the quiet behind it."""
+    """The result of a soak; the last sample is of the idle time after it."""
 
     samples: Sequence[Sample]
     answered: int

@@ -19,7 +19,7 @@ _SHOWN = 300  # characters of what a process said last
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a check: one of the states above, and why, or what it found."""
+    """The result of a check: one of the states above, with a reason or the findings."""
 
     state: str
     text: str = ""

@@ -77,7 +77,7 @@ def _by_names(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_same(question: asks.Question, theirs: Reply, ours: Reply) -> bool:
-    """Whether two answers say the same, or differ as docs/triton_differences.md tells."""
+    """Return whether answers are equal, or differ as docs/triton_differences.md allows."""
     if theirs == ours or is_meant(question, theirs, ours):
         return True
     their_text, our_text = error_of(theirs), error_of(ours)
@@ -95,7 +95,7 @@ def is_same(question: asks.Question, theirs: Reply, ours: Reply) -> bool:
 
 
 def is_meant(question: asks.Question, theirs: Reply, ours: Reply) -> bool:
-    """Whether descriptions differ in what they are meant to."""
+    """Return whether descriptions differ only where they are meant to."""
     if not theirs.code == ours.code == "OK":
         is_cuda = question.method == "CudaSharedMemoryUnregister"
         return is_cuda and ours.code == "INVALID_ARGUMENT"

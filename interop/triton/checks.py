@@ -17,7 +17,7 @@ from way import CHECKS, Caller
 
 
 def failures(server: str, callers: dict[str, Caller]) -> int:
-    """How many checks of a server fail."""
+    """Run the checks of a server; return the number of failures."""
     count = 0
     for function, protocol in CHECKS[server]:
         name = f"tritonclient {protocol}: {server}: {function.__name__.replace('_', ' ')}"

@@ -62,7 +62,7 @@ def arguments(example: str, options: tuple[str, ...], ports: Ports) -> list[str]
 
 
 def fails(interpreter: Path, example: Path, options: tuple[str, ...], ports: Ports) -> bool:
-    """Whether it ended badly; says so, with what it said."""
+    """Run an example and print the result; return whether it failed."""
     command = [str(interpreter), str(example), *arguments(example.name, options, ports)]
     name = " ".join(("example", example.name, *options))
     try:

@@ -1,4 +1,4 @@
-"""What the genuine Triton and ours are asked over gRPC: as over HTTP, and messages gone wrong.
+"""Requests over gRPC to the genuine Triton and to ours: as over HTTP, and damaged messages.
 
 A question's message is made of the same JSON as over HTTP, with typed contents or with raw ones.
 """

@@ -18,7 +18,7 @@ _STREAM = ("--async", "--streaming", *CLOSED)
 
 
 def files(folder: Path) -> dict[str, Path]:
-    """What the tool reads: inputs, steps of sequences, requests of `repeat_int32`, intervals."""
+    """Write the tool's files: inputs, steps of sequences, requests of `repeat_int32`, intervals."""
     numbers = list(range(16))
     data = {
         "pairs": [

@@ -1,4 +1,4 @@
-"""What the genuine Triton and ours are asked: good requests, and these gone wrong, by a seed."""
+"""Requests to the genuine Triton and to ours: valid and damaged ones, by a seed."""
 
 from __future__ import annotations
 

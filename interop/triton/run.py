@@ -128,7 +128,7 @@ def example_config(folder: Path, ports: Ports) -> Path:
 
 
 def load_fails(model: str, protocol: str, port: int, options: tuple[str, ...]) -> bool:
-    """Whether perf_analyzer did not measure, or requests failed; says what came of it."""
+    """Run perf_analyzer and print the result; return whether it or a request failed."""
     command = [str(BUILD / "bin" / "perf_analyzer"), "-m", model, "-i", protocol]
     command += ["-u", f"127.0.0.1:{port}", *PERF, *options]
     libraries = ":".join(map(str, BUILD.glob("lib/python*/site-packages/nvidia/*/lib")))

@@ -161,7 +161,7 @@ def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
     elif op.batching != OpConfig().batching:
         wrong = f"with batching: {op.batching}: the strategy says how batches are cut, leave it out"
     elif config.dag.retry > 1:
-        wrong = "with dag.retry: a request of a sequence cannot start anew, which is a second step"
+        wrong = "with dag.retry: a request of a sequence cannot start again, as a second step"
     elif config.replicas > 1:
         wrong = "with build_dag_each_worker: a sequence would be at several processes"
     elif sequence.strategy == "direct" and (

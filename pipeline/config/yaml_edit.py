@@ -30,8 +30,8 @@ class _CannotEditError(Exception):
 def with_ops_changed(text: str, changes: Mapping[str, OpChange]) -> str:
     """Return a config.yml with these values below `op:`, and above each Op why.
 
-    Where the text has a form that cannot be edited in place, such as an alias, all of it is
-    written anew, without its comments.
+    A text in a form that cannot be edited in place, such as one with an alias, is rewritten as a
+    whole, without its comments.
     """
     expected = _changed(yaml.safe_load(text), changes)
     try:

@@ -207,7 +207,7 @@ class Executor:
     def start_over(self, request: RequestState, payload: Any) -> None:
         """Start a request again; answers of its first start are dropped."""
         request.generation += 1
-        request.live = 0 if request.stream is None else request.stream.began_anew()
+        request.live = 0 if request.stream is None else request.stream.restart()
         request.detours = None
         request.input_ns = request.infer_ns = request.output_ns = 0
         self.drop(request)

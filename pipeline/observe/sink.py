@@ -85,7 +85,7 @@ class SinkContext:
         self.hooks.stops.append(stop)
 
     def every(self, name: str, interval_s: float, action: Callable[[], None]) -> None:
-        """Call `action` on the event loop, after `flush`, again and again.
+        """Call `action` on the event loop every `interval_s`, after `flush`.
 
         An exception is logged as "<name> failed".
         """

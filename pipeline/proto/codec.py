@@ -192,7 +192,7 @@ def _narrowed(numbers: Array, dtype: np.dtype[Any]) -> Array:
     low, high = int(numbers.min()), int(numbers.max())
     if low < limits.min or high > limits.max:
         wrong = low if low < limits.min else high
-        raise ValueError(f"{wrong} is no {dtype} ({limits.min} to {limits.max})")
+        raise ValueError(f"{wrong} does not fit {dtype} ({limits.min} to {limits.max})")
     return numbers.astype(dtype)
 
 
@@ -216,7 +216,7 @@ def _array_or_bytes(tensor: AnyTensor) -> Any:
     try:
         return npy_to_array(data)
     except ValueError as error:
-        raise ValueError(f"byte_data is no .npy file that is taken here: {error}") from None
+        raise ValueError(f"byte_data is not an accepted .npy file: {error}") from None
 
 
 # --- numpy to wire --------------------------------------------------------------------------

@@ -160,8 +160,8 @@ class GraphMaker:
     async def change(self, served: LoadedGraph, source: ModelSource) -> bool:
         """Give a version the number of instances that its configuration says, while it serves.
 
-        Returns False if it has to be loaded anew: they are on other devices, or are of several
-        kinds. Raises PipelineError: they cannot be had; all is as before.
+        Returns False if it has to be reloaded: they are on other devices, or are of several kinds.
+        Raises PipelineError: they cannot start; nothing has changed.
         """
         before, config = served.model_config, source.config
         op = served.graph.ops[0]

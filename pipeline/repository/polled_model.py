@@ -89,7 +89,7 @@ class PolledModel(msgspec.Struct, frozen=True):
 
 
 def without_instances(config: ModelConfig) -> ModelConfig:
-    """Return everything whose change makes a model load anew."""
+    """Return the part of a configuration whose change reloads the model."""
     rest = ModelConfig()
     rest.CopyFrom(config)
     rest.ClearField("instance_group")

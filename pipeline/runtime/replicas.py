@@ -328,7 +328,7 @@ class Replicas(Runtime):
         self._replace(slot, replica.child.pid, status.failure)
 
     def _replace(self, slot: RestartSlot, pid: int | None, failure: str = "") -> None:
-        """Start anew what just ended, or give up if the server never came up."""
+        """Restart the copy that just ended, or give up if the server never came up."""
         if self._stopping is not None:
             return
         what = f"copy {slot.number} of the server (pid {pid}) {slot.last_cause}"

@@ -83,7 +83,7 @@ class Share(msgspec.Struct, frozen=True):
         store: where callers leave large inputs; None: nowhere.
         queue: where the requests of all pipelines wait; None: each graph has one of its own.
         metrics: that the code of models counts in.
-        earlier: what models have counted that were loaded anew since.
+        earlier: the counts of models from before a reload.
     """
 
     cache: ServerCache | None = None

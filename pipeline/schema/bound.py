@@ -133,7 +133,7 @@ class MsgspecSchema:
                 answer = {**answer, field.key: value}
             if not (field.has_arrays and type(value) is np.ndarray):
                 given[field.key] = plain(value, field.has_arrays)
-        self._converted(given, False, PayloadTypeError, f"the answer is no {self.name}: ")
+        self._converted(given, False, PayloadTypeError, f"the answer is not a valid {self.name}: ")
         missing = {
             field.key: field.default()
             for field in self._fields
@@ -306,7 +306,7 @@ class ModelSchema:
         try:
             model = self._schema.model_validate(given)
         except Exception as error:
-            before = f"the answer is no {self.name}: "
+            before = f"the answer is not a valid {self.name}: "
             raise _refused(self.name, error, PayloadTypeError, before) from error
         more = {name: getattr(model, name) for name in _names(model) if name not in answer}
         return {**answer, **without_objects(more)} if more else answer

@@ -32,9 +32,7 @@ class RedisStore:
     def get(self, key: str, max_bytes: int) -> bytes | None:
         size = self._ask(lambda: int(self._client.strlen(key)))
         if size > max_bytes:
-            raise TooLargeError(
-                f"the data in the store has {size} bytes, at most {max_bytes} may be"
-            )
+            raise TooLargeError(f"the stored data has {size} bytes; the limit is {max_bytes}")
         value: bytes | None = self._ask(lambda: self._client.get(key))
         return value
 

@@ -71,7 +71,7 @@ MODULES: list[ModuleType] = []
 
 
 class SourceLoader(SourceFileLoader):
-    """Compiles the file anew each time, as Python does with a script: no `.pyc` is left or read.
+    """Compiles the file each time, as Python does with a script: no `.pyc` is written or read.
 
     Bytecode would change a model's folder, and does not tell two edits within a second apart.
     """

@@ -1,4 +1,4 @@
-"""Trials of models of a repository: one server, which loads a model anew for each of them."""
+"""Trials of models of a repository: one server, which reloads a model for each of them."""
 
 from __future__ import annotations
 

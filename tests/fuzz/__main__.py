@@ -1,7 +1,7 @@
-"""`python -m fuzz`: cases until the time is up; each finding with a line that shows it again.
+"""`python -m fuzz`: runs cases until the time is up; each finding has a command that repeats it.
 
-Prints what it does once a minute, every finding with the fewest requests that still show it, and
-a verdict at the end. Status 1 if there was a finding.
+Prints its progress once a minute, every finding with the fewest requests that still show it, and
+a verdict at the end. The exit status is 1 if there was a finding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fuzz.mutants import MUTANTS
 from fuzz.strands import Strands
 
 _PROGRESS_S = 60.0
-_LANES = 2  # real cases at a time: they wait most of the time
+_LANES = 2  # real cases at a time; they mostly wait
 _REPEATS = 2
 _MOST_SHOWN = 25  # findings that are printed whole
 _MOST_OF_A_KIND = 5
@@ -33,10 +33,10 @@ _MOST_CHARACTERS = 700
 
 @dataclass
 class Summary:
-    """What was found so far. `kinds` has a count for each kind of finding.
+    """The findings so far. `kinds` has a count for each kind of finding.
 
-    `unrepeated` findings of real cases may be due to a machine that is busy: a request that was
-    late, and was not when the case was run again.
+    `unrepeated` counts late requests of real cases that were in time when the case ran again: a
+    busy machine may be the reason.
     """
 
     started: float
@@ -66,7 +66,7 @@ class Summary:
         sys.stdout.flush()
 
     def say_if_due(self) -> None:
-        """The line of every minute."""
+        """Print the progress, at most once a minute."""
         if time.monotonic() - self.told >= _PROGRESS_S:
             self.told = time.monotonic()
             print(self.line(), flush=True)
@@ -97,7 +97,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long it goes on")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long it runs")
     parser.add_argument("--seed", type=int, help="of the first case; the next ones follow")
     parser.add_argument("--cases", type=int, help="how many of each engine, instead of --seconds")
     parser.add_argument("--engine", choices=("virtual", "real", "both"), default="both")
@@ -108,7 +108,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def fuzz(given: argparse.Namespace, features: Features) -> Summary:
-    """Cases until the time is up: virtual ones here, real ones beside them."""
+    """Run cases until the time is up: virtual ones in this thread, real ones in lanes."""
     seed = given.seed if given.seed is not None else time.time_ns() % 10**9
     print(f"seed {seed}, engine {given.engine}, without: {given.without or 'nothing'}", flush=True)
     summary = Summary(time.monotonic(), given.without)
@@ -130,7 +130,7 @@ def fuzz(given: argparse.Namespace, features: Features) -> Summary:
 
 @dataclass
 class Until:
-    """When it ends. `only` so many cases of each engine, if said."""
+    """The end of the run: a time, or `only` so many cases of each engine."""
 
     at: float
     only: int | None
@@ -166,7 +166,7 @@ def _fuzz_virtual(
 
 
 def _take_in(lanes: list[Lane], summary: Summary) -> None:
-    """What the lanes have found; and the line of the minute, if it is time for it."""
+    """Add the findings of the lanes; print the progress if it is due."""
     for lane in lanes:
         while lane.told:
             seed, requests, findings, is_repeated = lane.told.popleft()
@@ -181,7 +181,7 @@ def _take_in(lanes: list[Lane], summary: Summary) -> None:
 class Lane(threading.Thread):
     """Runs real cases, one after the other: every `_LANES`-th seed.
 
-    `told` has (seed, requests, findings, whether they came again or need not).
+    `told` has (seed, requests, findings, whether they were repeated or need not be).
     """
 
     def __init__(self, seed: int, first: int, until: Until, given: argparse.Namespace) -> None:
@@ -199,7 +199,7 @@ class Lane(threading.Thread):
             seed = self._seed + number
             try:
                 requests, findings = self._runner.run(seed)
-            except Exception as error:  # of the fuzzer itself: it has to go on, and to say so
+            except Exception as error:  # of the fuzzer itself: report it and continue
                 requests, findings = 0, [f"the fuzzer failed: {error!r}"]
                 self._runner.close()
             is_repeated = True

@@ -1,4 +1,4 @@
-"""Cases of `fuzz.batches`: what is asked, what became of it, and the rules that hold for both."""
+"""Cases of `fuzz.batches`: the requests, their endings, and the rules that hold for both."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from pipeline.engine.schedulers.dynamic_batcher import EXPIRED, FULL
 
 NAME = "a"
-_EPS_S = 1e-6  # two things so close happen at once, and may do so in any order
+_EPS_S = 1e-6  # events this close are simultaneous, in any order
 _US = 1e6
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Limits of a level's queue, as a configuration says them."""
+    """Limits of a level's queue, as in a configuration."""
 
     action: str = "reject"
     timeout_us: int = 0
@@ -37,7 +37,9 @@ class Policy:
 
 @dataclass(frozen=True)
 class Request:
-    """`ragged`: shape of a sample's R; `width`: of its P; `leaves_s`: after it came."""
+    """One request. `ragged`: shape of a sample's R; `width`: of its P; `leaves_s`: the time between
+    its arrival and its cancellation.
+    """
 
     number: int
     at_s: float
@@ -52,7 +54,7 @@ class Request:
 
     @property
     def form(self) -> tuple[int, bool]:
-        """What those in one execution have in common."""
+        """Everything that the requests of one execution must have in common."""
         return self.width, self.has_optional
 
     @property
@@ -77,7 +79,7 @@ class Case:
     levels: int
     default_level: int
     keeps_order: bool
-    policies: tuple[Policy, ...]  # the default one, and those of the first levels
+    policies: tuple[Policy, ...]  # the default policy, then one for each of the first levels
     requests: tuple[Request, ...]
 
     def level_of(self, request: Request) -> int:
@@ -90,7 +92,7 @@ class Case:
         return self.policies[level] if 0 < level < len(self.policies) else self.policies[0]
 
     def limit_s(self, request: Request) -> float | None:
-        """How long it may wait; None: for ever."""
+        """How long it may wait; None: forever."""
         policy = self.policy_of(request)
         limit_us = policy.timeout_us
         if limit_us and policy.overrides and 0 < request.timeout_us < limit_us:
@@ -123,7 +125,7 @@ class Case:
 
 @dataclass
 class Told:
-    """What became of a request; `place`: who came before it; `batch`: place of its execution."""
+    """The ending of a request. `place`: the number of earlier ones; `batch`: its execution."""
 
     came_s: float = 0.0
     place: int = 0
@@ -145,12 +147,12 @@ class Ran:
 
 @dataclass
 class Record:
-    """What happened in a case, and what was wrong while it did."""
+    """The events of a case, and the defects found meanwhile."""
 
     told: dict[int, Told] = field(default_factory=dict)
     ran: list[Ran] = field(default_factory=list)
     came: int = 0
-    order: list[int] = field(default_factory=list)  # of the answers, by their places
+    order: list[int] = field(default_factory=list)  # `place` of each answered request
     wrong: list[str] = field(default_factory=list)
 
 
@@ -212,7 +214,7 @@ def _request(
 
 
 class Rules:
-    """What follows from a case for what may have happened in it."""
+    """The rules that the record of a case has to keep."""
 
     def __init__(self, case: Case, record: Record) -> None:
         self.case, self.record = case, record
@@ -266,7 +268,7 @@ class Rules:
                 yield f"{who} waited {until_s - told.came_s}, its limit is {limit_s}"
 
     def _beside(self, request: Request, told: Told) -> int:
-        """Return how many of its level may have waited when it was refused."""
+        """Return how many other requests of its level may have waited when it was refused."""
         level = self.case.level_of(request)
         return sum(
             other.number != request.number and self.case.level_of(other) == level
@@ -274,7 +276,7 @@ class Rules:
         )
 
     def _waiting(self, now: float, strictly: bool = True) -> list[Request]:
-        """Return who waits, in order of number; `strictly`: and did not come or go just now."""
+        """Return the waiting requests; `strictly`: without any that came or left just now."""
         eps = _EPS_S if strictly else -_EPS_S
         return [
             request
@@ -288,7 +290,7 @@ class Rules:
         return told.over_s if told.batch is None else self.record.ran[told.batch].began_s
 
     def _place(self, request: Request, now: float) -> tuple[int, float, float, int]:
-        """Return what the queue is sorted by: the level, since when it is late, when it came."""
+        """Return the sort key of the queue: the level, since when it is late, when it came."""
         limit_s, told = self.case.limit_s(request), self.record.told[request.number]
         delays = self.case.policy_of(request).action == "delay" and limit_s is not None
         late_s = told.came_s + (limit_s or 0.0) if delays else 0.0
@@ -316,10 +318,10 @@ class Rules:
         return limit_s is not None and abs(came_s + limit_s - now) <= _EPS_S
 
     def _of_early(self, what: str, asked: list[Request], rows: int, now: float) -> Iterator[str]:
-        """See that what is neither preferred nor full has waited, or could not grow.
+        """Check that a batch that is neither preferred nor full has waited, or could not grow.
 
-        A batch may be cut while all workers are busy: who was in it, or kept it from growing, may
-        have left since.
+        A batch may be cut while all workers are busy. A request that was in it, or kept it from
+        growing, may have left since.
         """
         case, preferred = self.case, self.case.preferred or (self.case.batch_size,)
         came_s = min(self.record.told[request.number].came_s for request in asked)
@@ -337,7 +339,7 @@ class Rules:
             yield f"{what} began after {now - came_s}, with {rows} rows"
 
     def _who_left(self, since_s: float, now: float) -> list[Request]:
-        """Return who came before `now` and left the queue between these times."""
+        """Return the requests that came before `now` and left the queue between these times."""
         told = self.record.told
         return [
             request
@@ -348,7 +350,7 @@ class Rules:
         ]
 
     def _of_idle_workers(self) -> Iterator[str]:
-        """See that nobody waits for longer than the delay while a worker is free."""
+        """Check that no request waits longer than the delay while a worker is free."""
         delay_s = self.case.delay_us / _US
         times = sorted({each for ran in self.record.ran for each in (ran.began_s, ran.ended_s)})
         for early, late in itertools.pairwise(times):
@@ -362,7 +364,7 @@ class Rules:
                     yield f"request {request.number} waited for {late - since_s} beside the idle"
 
     def _of_full_queues(self) -> Iterator[str]:
-        """See that nobody stays in a queue that has no place for them."""
+        """Check that no queue holds more requests than it has places."""
         gone = [self._went_s(told) for told in self.record.told.values()]
         times = sorted({*gone, *(told.came_s for told in self.record.told.values())})
         for early, late in itertools.pairwise(times):

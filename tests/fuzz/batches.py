@@ -1,9 +1,10 @@
-"""`python -m fuzz.batches`: random dynamic batching with ragged inputs, held to plain rules.
+"""`python -m fuzz.batches`: random dynamic batching with ragged inputs, checked by plain rules.
 
-One Op, as a repository's ragged model is: requests of several shapes, sizes, priorities and
-timeouts of their own come alone and in crowds, and some callers leave. What each execution was fed
-is computed anew in plain Python; who may run, who is refused and when follows from the order of
-the queue. The engine runs on a virtual clock, so a seed is the same case every time.
+The graph is one Op, like a ragged model of a repository. Requests of several shapes, sizes,
+priorities and timeouts come alone and in bursts, and some callers cancel. Plain Python computes the
+inputs of each execution again; the order of the queue decides which requests may run, which are
+refused, and when. The engine runs on a virtual clock, so that a seed gives the same case every
+time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _RAGGED = {
 
 
 class BatchedOp(Op):
-    """Takes the time of its slowest request, and writes down what it was fed."""
+    """Takes the time of its slowest request, and records its inputs."""
 
     def __init__(self, case: Case, record: Record, world: StrandWorld, loop: Any) -> None:
         super().__init__(NAME, RequestOp())
@@ -77,7 +78,7 @@ class BatchedOp(Op):
 
 
 def _wrong_fed(fed: dict[str, Any], asked: Sequence[Request]) -> Iterator[str]:
-    """Compare what a model is fed with what follows from its requests."""
+    """Compare the inputs of a model with the expected ones."""
     counts = [len(request.elements) for request in asked]
     shapes = [list(request.ragged) for request in asked for _ in range(request.rows)]
     expected: dict[str, Any] = {
@@ -100,12 +101,12 @@ def _wrong_fed(fed: dict[str, Any], asked: Sequence[Request]) -> Iterator[str]:
 
 
 def run(case: Case) -> list[str]:
-    """Return what is wrong with the engine, as far as this case shows it."""
+    """Return the defects of the engine that this case shows."""
     return ran_case(case)[0]
 
 
 def ran_case(case: Case) -> tuple[list[str], Record]:
-    """Return what is wrong, and what happened."""
+    """Return the defects, and the record of the case."""
     loop, record = VirtualLoop(), Record()
     record.told = {request.number: Told() for request in case.requests}
     try:
@@ -173,7 +174,7 @@ async def _ask(
 
 
 def shrunk(case: Case) -> tuple[Case, list[str]]:
-    """Return the fewest requests that still show it, leaving out one after the other."""
+    """Return a case with as few requests as still show a finding, leaving out one at a time."""
     findings = run(case)
     for request in case.requests:
         fewer = replace(case, requests=tuple(each for each in case.requests if each != request))

@@ -1,4 +1,4 @@
-"""What a case is made of: a graph of Ops, a configuration, requests, and what befalls them."""
+"""The parts of a case: a graph of Ops, a configuration, requests and their faults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ REQUEST = "@DAGExecutor"
 """The producer of the first Ops."""
 
 ALWAYS = 99
-"""Of attempts: all of them."""
+"""As a number of attempts: all of them."""
 
 RAISES = ("raise_pre", "raise_process", "raise_post", "product_pre", "product_process", "code")
 """Faults that end a request with an error, whatever else happens."""
@@ -19,7 +19,7 @@ RETRIED = ("unavailable", "hang", "crash")
 
 @dataclass(frozen=True)
 class Shape:
-    """What `preprocess` feeds to `process` for one request: `rows` of each part.
+    """The input that `preprocess` makes for `process`, for one request: `rows` of each part.
 
     kind: "rows" (one part), "mini" (a list of parts, a call each), "skip" (no call at all).
     """
@@ -35,8 +35,8 @@ class Fault:
     """A fault of one request at one Op.
 
     kind: one of RAISES, of RETRIED, or "stuck": hangs in `preprocess`, which nothing limits.
-    attempts: for RETRIED, the number of calls of `process` that it strikes.
-    back_s: a hang in a thread ends after so long; None: it does not while the case lasts.
+    attempts: for RETRIED, the number of calls of `process` that it affects.
+    back_s: the time after which a hang in a thread ends; None: not while the case runs.
     """
 
     kind: str
@@ -46,12 +46,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class OpSpec:
-    """One Op. Times in seconds. `jumps_to`: a batch jumps if its first request wants to;
-    `loops_to`: each request has that Op run again as often as it wants, `max_loops` times at most.
+    """One Op. Times are in seconds. `jumps_to`: a batch jumps if its first request wants to;
+    `loops_to`: each request runs that Op again as often as it wants, at most `max_loops` times.
 
-    `has_lod`, `has_texts`, `has_scalars`: what is fed beside the rows; `has_bulk`: its answer is
-    as large as goes
-    through shared memory; `is_async`: `process` is a coroutine (real servers only).
+    `has_lod`, `has_texts`, `has_scalars`: further inputs besides the rows; `has_bulk`: its answer
+    is large enough to go through shared memory; `is_async`: `process` is a coroutine (real servers
+    only).
     """
 
     name: str
@@ -82,15 +82,18 @@ class OpSpec:
 
 @dataclass(frozen=True)
 class RequestSpec:
-    """One request: comes after `at_s`, and what it meets at each Op by its name.
+    """One request: it comes after `at_s`; the dicts are by the name of an Op.
 
-    `leaves_s` after it came its caller cancels. `delays_s` are of preprocess, process and
-    postprocess. `alone_at`: it is for this Op alone. `log_id` is the caller's number. `has_time`:
-    its deadline is one that it has to be answered by, with all else that there is to do. `laps`:
-    how often it is sent back, where an Op jumps, or loops, to one further up. `ways`: of Ops that
-    do not answer all who read them: those who get an answer; None: it ends the request. `door`:
-    where it comes in at a real server. `bulk`: bytes of a file that it brings, and that its answer
-    brings back; both go through shared memory.
+    leaves_s: the time between its arrival and its cancellation.
+    has_time: the server has to meet its deadline, whatever else there is to do.
+    alone_at: the only Op that it runs.
+    log_id: the caller's number.
+    delays_s: of preprocess, process and postprocess.
+    laps: how often an Op that jumps or loops back sends it back.
+    ways: for an Op that does not answer all its readers: the readers that get an answer; None: the
+    answer ends the request.
+    door: the frontend of a real server that it comes to.
+    bulk: the bytes of its file, which its answer returns; both go through shared memory.
     """
 
     number: int
@@ -108,7 +111,7 @@ class RequestSpec:
     ways: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     door: str = ""
     bulk: int = 0
-    misfit: str = ""  # behind its number, so that it is not a number: a schema refuses it
+    misfit: str = ""  # follows its number, so that a schema refuses it
 
     def shape(self, op: str) -> Shape:
         return self.shapes.get(op, Shape())
@@ -116,7 +119,7 @@ class RequestSpec:
 
 @dataclass(frozen=True)
 class Case:
-    """A whole case. `stops_s` after its start a real server is stopped, amidst what it does.
+    """A whole case. `stops_s` after its start a real server is stopped while it works.
 
     `siblings`: further pipelines of the same server, with its settings and Ops of other names.
     """
@@ -128,9 +131,9 @@ class Case:
     worker_num: int | None = None
     queue_size: int = 4096
     stops_s: float | None = None
-    has_schema: bool = False  # which says that a request is a number
+    has_schema: bool = False  # by which a request is a number
     own_edges: bool = False  # unpack and pack are the user's, and run in threads
-    fuse: str = "off"  # "on": all Ops that can be fused are fused; "switching": now and then
+    fuse: str = "off"  # "on": all Ops that can be fused are; "switching": from time to time
     origin: str = ""
     siblings: tuple[Case, ...] = ()
     others: tuple[int, ...] = ()  # the number of requests of each other pipeline of its server
@@ -162,11 +165,11 @@ class Case:
         return any(is_before(self.ops, target, op.name) for target in op.jumps_to)
 
     def readers(self, name: str) -> list[str]:
-        """Those that read an Op."""
+        """The names of the Ops that read an Op."""
         return [op.name for op in self.ops if name in op.inputs]
 
     def only(self, numbers: list[int]) -> Case:
-        """The same with only some of its requests, whose numbers are unique in the server."""
+        """The case with only some of its requests; their numbers are unique in the server."""
         kept = tuple(request for request in self.requests if request.number in numbers)
         siblings = tuple(sibling.only(numbers) for sibling in self.siblings)
         return replace(self, requests=kept, siblings=siblings)
@@ -178,10 +181,10 @@ def is_before(ops: tuple[OpSpec, ...], one: str, other: str) -> bool:
 
 
 def bulk_of(request: RequestSpec) -> bytes:
-    """The file of a request, which no other request has."""
+    """Return the file of a request; no other request has the same."""
     return (request.number.to_bytes(8) * (request.bulk // 8 + 1))[: request.bulk]
 
 
 def mark(number: int, op: str) -> str:
-    """What stands in the text of every error that a fault of this request at this Op causes."""
+    """Return the mark in the text of every error that this request's fault at this Op causes."""
     return f"<r{number}@{op}>"

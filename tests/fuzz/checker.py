@@ -1,4 +1,4 @@
-"""Compares what happened in a case with what may happen, and looks for what is left of it."""
+"""Compares the endings of a case with the model, and checks that nothing is left of it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Outlook:
                     self.complain(f"the journal has a {after} before its {before}")
 
     def check_complaint(self) -> None:
-        """What user code had to say; with that the case is over."""
+        """Add the complaint of user code, if there is one; the case is over."""
         if self._board.complaint:
             self.complain(f"user code: {self._board.complaint}")
         self._board.close()
@@ -81,11 +81,11 @@ class Outlook:
     # Gauges -----------------------------------------------------------------------------------
 
     def is_idle(self, state: EngineState) -> bool:
-        """Whether nothing is left of the requests but stuck threads."""
+        """Whether nothing but stuck threads is left of the requests."""
         return not (state.inside or state.waiting or any(map(_is_at_work, state.ops)))
 
     def check_state(self, state: EngineState, is_released: bool = True) -> None:
-        """All gauges are 0, all workers are there; but those that hang until they are released."""
+        """Check that gauges are 0 and all workers are up; before the release some may hang."""
         if state.inside or state.waiting:
             self.complain(f"inside {state.inside}, waiting {state.waiting} after the last answer")
         for op in state.ops:
@@ -94,7 +94,7 @@ class Outlook:
                 self.complain(f"not at rest after the last answer: {op}")
 
     def check_turns(self, executor: Any) -> None:
-        """Every request is told once, and every turn that it had."""
+        """Check that the journal has every request and each of its turns once."""
         self.check_counts(executor.state().accepted)
         for index, node in enumerate(executor.executor.nodes.values()):
             begun = node.scheduler._added + getattr(node.workers, "lent_items", 0)
@@ -102,16 +102,16 @@ class Outlook:
                 begun += node.shortcut.taken
             if begun != self.spans[index]:
                 self.complain(
-                    f"turns begun but not told: {begun} and {self.spans[index]} at {node.name}"
+                    f"turns begun: {begun}, in the journal: {self.spans[index]} at {node.name}"
                 )
 
     def check_counts(self, accepted: int) -> None:
-        """The statistics have each request that was taken in once."""
+        """Check that the statistics have each accepted request once."""
         twice = [data_id for data_id, count in self.ended.items() if count > 1]
         if twice:
-            self.complain(f"told twice how they ended: {twice}")
+            self.complain(f"requests with two ends in the journal: {twice}")
         if len(self.ended) != accepted:
-            self.complain(f"{accepted} requests taken in, {len(self.ended)} told")
+            self.complain(f"{accepted} requests accepted, {len(self.ended)} in the journal")
         pipeline = self._statistics.models[0]
         counted = pipeline.success_count + sum(pipeline.fail_counts)
         whole = sum(not request.alone_at for request in self.case.requests)
@@ -120,7 +120,7 @@ class Outlook:
 
 
 def _is_at_work(op: OpState) -> bool:
-    is_short = op.workers.up < op.workers.wanted  # of a process that is being started
+    is_short = op.workers.up < op.workers.wanted  # while a process starts
     return bool(op.joining or op.queued or op.running or op.workers.busy or is_short)
 
 
@@ -128,7 +128,7 @@ def _is_at_work(op: OpState) -> bool:
 
 
 def check_endings(case: Case, endings: list[Ending], outlook: Outlook, late_s: float = 0.0) -> None:
-    """Hold every ending to the model, and to its time. `late_s`: what the machine may cost."""
+    """Compare every ending with the model, and its time. `late_s`: delay by a busy machine."""
     by_number = {ending.number: ending for ending in endings}
     for request in case.requests:
         ending = by_number.get(request.number)
@@ -141,7 +141,7 @@ def check_endings(case: Case, endings: list[Ending], outlook: Outlook, late_s: f
 
 
 def problem_with(case: Case, request: RequestSpec, ending: Ending, late_s: float) -> str:
-    """What is wrong with how a request ended; "" if nothing is."""
+    """Return the defect in the ending of a request; "" if there is none."""
     limit_s = bound_s(case)
     for most_s in (request.deadline_s, request.leaves_s):
         limit_s = min(limit_s, most_s if most_s is not None else limit_s)
@@ -151,7 +151,7 @@ def problem_with(case: Case, request: RequestSpec, ending: Ending, late_s: float
         return "" if request.leaves_s is not None else "was cancelled by nobody"
     try:
         allowed = model.outcomes(case, request)
-    except model.TooManyWorldsError:  # it is not judged
+    except model.TooManyWorldsError:  # too many to judge
         return ""
     if any(_fits(outcome, ending) for outcome in allowed):
         return ""
@@ -162,7 +162,7 @@ def problem_with(case: Case, request: RequestSpec, ending: Ending, late_s: float
     if ending.code == model.OVERLOADED and may_be_refused(case, request, allowed, late_s):
         return ""
     if may_expire(case, request, allowed, late_s):
-        try:  # where one branch is refused, what comes of another one counts
+        try:  # one branch may be refused while another one answers
             allowed = model.outcomes(case, request, sheds=True)
         except model.TooManyWorldsError:
             return ""
@@ -196,16 +196,16 @@ def may_expire(case: Case, request: RequestSpec, allowed: set[model.Result], lat
 def may_be_refused(
     case: Case, request: RequestSpec, allowed: set[model.Result], late_s: float
 ) -> bool:
-    """Whether there may be no room for it, or no hope that it is answered in time."""
+    """Whether the queue may be full, or the request may be too late to be answered."""
     return may_be_full(case) or may_expire(case, request, allowed, late_s)
 
 
 def may_be_full(case: Case) -> bool:
-    """Whether the queue may have no room for a request: half of it is kept in equal parts."""
+    """Whether the queue may be full: half of it is reserved for the pipelines in equal parts."""
     own = len(case.requests)
     if not case.others:
         return case.queue_size < own
     kept = case.queue_size // (2 * (1 + len(case.others)))
-    # Of the requests of a pipeline that make another one wait at least one is inside.
+    # When requests of a pipeline wait, at least one of them is inside.
     most = sum(max(count - 1, kept) for count in (own - 1, *case.others))
     return own - 2 >= kept and most >= case.queue_size

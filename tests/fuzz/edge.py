@@ -1,11 +1,11 @@
-"""`python -m fuzz.edge`: whatever callers send, the gateway answers as the embedded edge does.
+"""`python -m fuzz.edge`: checks that the gateway answers any request as the embedded edge does.
 
-Two servers with the same graph: one has its embedded doors, the other has the gateway. A third
-gateway stands before the first, and is asked over HTTP/2. Requests of HTTP/1.1, valid ones and
-wounded ones, the same over HTTP/2, and calls of gRPC go to both edges; status, headers and body
-have to be alike, `err_no` and text too. Where the head of a request is wounded, net/http and
-llhttp may disagree whether it is HTTP at all: then one of them says so, and hangs up. What is known
-to differ is asserted in tests/support/conformance_different.py.
+Two servers have the same graph: one with the embedded frontends, the other with the gateway. A
+second gateway in front of the first server takes HTTP/2. Both edges get requests of HTTP/1.1, valid
+and damaged, the same over HTTP/2, and calls of gRPC; the status, headers and body, and also
+`err_no` and text, have to be equal. Where the head of a request is damaged, net/http and llhttp may
+disagree whether it is HTTP: then one of them reports it and closes the connection.
+tests/support/conformance_different.py asserts the known differences.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from pipeline.gateway.build import build
 from pipeline.proto.pipeline_service_pb2 import Response
 
 _AT_ONCE = 16
-_PATIENCE_S = 1.5  # for one who waits for more of a wounded request
-_LONG_S = 15.0  # to make sure
+_PATIENCE_S = 1.5  # for a server that waits for the rest of a damaged request
+_LONG_S = 15.0  # for the second try
 _NO_HTTP = "this is not a valid HTTP"
 _NUMBERS = re.compile(r"\d+")
 _BY_HOP = ("connection", "host", "te", "expect", "upgrade")
@@ -50,7 +50,7 @@ _BY_HOP = ("connection", "host", "te", "expect", "upgrade")
 
 @dataclass(frozen=True)
 class Ports:
-    """Where the edges listen: HTTP and gRPC of each, and the gateway that speaks HTTP/2."""
+    """The ports of both edges, for HTTP and gRPC, and of the gateway for HTTP/2."""
 
     door: int
     gateway: int
@@ -60,10 +60,10 @@ class Ports:
 
 
 class _Open(Holder):
-    """Where no request waits: a wound may well ask for that."""
+    """A holder that holds no request: damaged ones may name the method that waits."""
 
     def wait(self) -> None:
-        """Go on."""
+        """Return at once."""
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def edges() -> Iterator[Ports]:
 
 @dataclass(frozen=True)
 class Heard:
-    """The answers on a connection; `is_over`: it was hung up on, and did not wait for more."""
+    """The answers on a connection; `is_over`: the server closed it, and did not wait for more."""
 
     answers: tuple[Answer, ...]
     is_over: bool
@@ -131,7 +131,7 @@ def _unpacked(answer: Answer) -> Answer:
 
 
 def difference(door: Heard, gateway: Heard, case: HttpCase) -> str:
-    """Return what is not alike, "" if all is; "parsers" if it may be so."""
+    """Return the difference; "" if there is none, "parsers" if it is an allowed one."""
     ours, theirs = [*map(normal, door.answers)], [*map(normal, gateway.answers)]
     statuses = [answer.status for answer in (*door.answers, *gateway.answers)]
     if any(status in (0, 502, 505) for status in statuses):
@@ -141,12 +141,12 @@ def difference(door: Heard, gateway: Heard, case: HttpCase) -> str:
     if not case.is_strict and (_is_refused(door) or _is_refused(gateway)):
         return "parsers"
     if not case.is_strict and not (door.is_over and gateway.is_over):
-        return "parsers"  # a length that is wounded: one reads on
+        return "parsers"  # a damaged length: one side waits for more
     return f"{ours} {door.is_over}\n is not\n{theirs} {gateway.is_over}"
 
 
 def _is_refused(heard: Heard) -> bool:
-    """Whether the last answer says that this is no HTTP, or there is none."""
+    """Whether the last answer reports that this is not HTTP, or there is no answer."""
     if not heard.answers:
         return heard.is_over
     last = heard.answers[-1]
@@ -157,7 +157,7 @@ def _is_refused(heard: Heard) -> bool:
 
 
 class Http2:
-    """A connection of HTTP/2 that asks one thing after the other."""
+    """A connection of HTTP/2 with one request at a time."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -198,7 +198,7 @@ class Http2:
         return self._state.receive_data(data) if data else [h2.events.ConnectionTerminated()]
 
     def close(self) -> None:
-        """Hang up; the next request has another connection."""
+        """Close the connection; the next request opens another one."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -215,7 +215,7 @@ def _fields(case: HttpCase) -> list[tuple[str, str]]:
 
 
 def is_for_http2(case: HttpCase) -> bool:
-    """Return whether a case says the same over HTTP/2."""
+    """Return whether a case is the same over HTTP/2."""
     return case.is_strict and case.path.startswith("/") and case.path.isascii()
 
 
@@ -223,7 +223,7 @@ def is_for_http2(case: HttpCase) -> bool:
 
 
 async def call(channel: grpc.aio.Channel, case: GrpcCase) -> tuple[Any, ...]:
-    """Return how a call ended: code, text, trailers of ours, answer."""
+    """Return the ending of a call: code, text, our trailers, answer."""
     asked = channel.unary_unary(case.method)(
         case.message, metadata=case.metadata, compression=case.compression, timeout=30
     )
@@ -240,7 +240,7 @@ async def call(channel: grpc.aio.Channel, case: GrpcCase) -> tuple[Any, ...]:
 
 
 def _read(method: str, answer: bytes | None) -> Any:
-    """Return an answer as it is compared: texts have the numbers of requests in them."""
+    """Return an answer without the numbers of requests in its text, for the comparison."""
     if method != INFERENCE or answer is None:
         return answer
     said = Response.FromString(answer)
@@ -249,18 +249,18 @@ def _read(method: str, answer: bytes | None) -> Any:
 
 
 def _words(code: grpc.StatusCode, text: str) -> str:
-    """Return a text as it is compared: a library's own are its own."""
+    """Return a text for the comparison; texts of the gRPC libraries are left out."""
     if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED):
         return ""
     return _NUMBERS.sub("N", text)
 
 
-# All of it ----------------------------------------------------------------------------------
+# The run ----------------------------------------------------------------------------------
 
 
 @dataclass
 class Found:
-    """What was played, and what is not alike."""
+    """The number of cases by kind, and the differences."""
 
     played: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
@@ -270,7 +270,7 @@ class Found:
 
 
 class Players:
-    """Plays the case of a seed to both edges; used as an async context manager."""
+    """Sends the case of a seed to both edges; used as an async context manager."""
 
     def __init__(self, ports: Ports, found: Found) -> None:
         self._ports = ports
@@ -287,7 +287,7 @@ class Players:
             yield self
 
     async def play(self, seed: int, second: Http2) -> None:
-        """Play one case, by one of the ways."""
+        """Play one case over a random protocol."""
         draw = random.Random(seed)
         way = draw.choice(("HTTP/1.1", "HTTP/1.1", "HTTP/2", "gRPC"))
         if way == "gRPC":
@@ -307,7 +307,7 @@ class Players:
 
     async def _http(self, seed: int, case: HttpCase) -> None:
         self._found.played["HTTP/1.1" if case.is_strict else "HTTP/1.1, wounded"] += 1
-        for patience_s in (_PATIENCE_S, _LONG_S):  # a busy machine is given time
+        for patience_s in (_PATIENCE_S, _LONG_S):  # a busy machine gets more time
             ports = (self._ports.door, self._ports.gateway)
             door, gateway = await asyncio.gather(*(talk(port, case, patience_s) for port in ports))
             told = difference(door, gateway, case)
@@ -331,7 +331,7 @@ class Players:
 
 
 async def run(ports: Ports, seeds: range, until: float, stops: bool = False) -> Found:
-    """Play cases until the time is over; `stops`: the first finding will do."""
+    """Play cases until the time is over; `stops`: or until the first finding."""
     found, numbers = Found(), iter(seeds)
 
     async def play_on(players: Players) -> None:

@@ -1,4 +1,4 @@
-"""What callers send to both edges: requests over HTTP/1.1 and HTTP/2, and calls of gRPC."""
+"""Random messages for both edges: requests over HTTP/1.1 and HTTP/2, and calls of gRPC."""
 
 from __future__ import annotations
 
@@ -69,25 +69,23 @@ _JSON = [
 
 
 _MOST_BYTES = 60_000
-_OTHER_ORIGINS = (
-    "/health",
-    "http://",
-)  # what is the gateway's own; a host in the path, beside Host
+_OTHER_ORIGINS = ("/health", "http://")
+"""Paths where the edges check an Origin differently: the gateway's own, one with a host."""
 
 
 @dataclass(frozen=True)
 class HttpCase:
-    """One request. `is_strict`: both answers have to be the same, else parsers may disagree."""
+    """One request. `is_strict`: both answers have to be equal; otherwise parsers may disagree."""
 
     method: str
     path: str
     headers: tuple[str, ...]
     body: bytes
     is_strict: bool = True
-    wound: int = 0  # the seed of what is done to all of it; 0: nothing
+    wound: int = 0  # the seed of its damage; 0: none
 
     def raw(self) -> bytes:
-        """Return it as HTTP/1.1; the connection ends with it."""
+        """Return it as the last request of an HTTP/1.1 connection."""
         lines = [f"{self.method} {self.path} HTTP/1.1", "Host: localhost", *self.headers]
         lines += ["Connection: close", f"Content-Length: {len(self.body)}", "", ""]
         data = "\r\n".join(lines).encode("latin-1") + self.body
@@ -119,9 +117,7 @@ def http_case(draw: random.Random) -> HttpCase:
         if not (odd.startswith("Origin") and path.startswith(_OTHER_ORIGINS)):
             headers.append(odd)
     body, more = _body(draw, path)
-    body = body[
-        :_MOST_BYTES
-    ]  # what is larger goes on as it comes, and is cut off by who refuses it
+    body = body[:_MOST_BYTES]  # of a larger one a server that refuses it reads only a part
     wound = draw.randrange(1, 2**32) if draw.random() < 0.25 and method != "HEAD" else 0
     return HttpCase(method, path, (*headers, *more), body, is_strict=not wound, wound=wound)
 
@@ -178,7 +174,7 @@ def _v2(draw: random.Random) -> dict[str, Any]:
 
 
 def _v2_binary(draw: random.Random) -> tuple[bytes, list[str]]:
-    """Return a body whose tensor is behind its JSON."""
+    """Return a body whose tensor follows its JSON."""
     count = draw.randrange(5)
     data = np.arange(count, dtype=np.float32).tobytes()
     size = draw.choice([len(data)] * 6 + [len(data) + 1, 0, -1])

@@ -1,6 +1,6 @@
-"""A random case for a seed: graph, configuration, requests and faults.
+"""Makes a random case from a seed: graph, configuration, requests and faults.
 
-What the engine can do is switched by `Features`, so that a new capability, or one with a known
+`Features` has a switch for each capability of the engine, so that a new one, or one with a known
 defect, can be left out. The same seed and features give the same case.
 """
 
@@ -13,19 +13,19 @@ from fuzz.case import ALWAYS, RAISES, REQUEST, Case, Fault, OpSpec, RequestSpec,
 from fuzz.model import below, bound_s, ring_of
 
 _DOORS = ("engine", "http", "grpc", "api")
-_ALPHABETS = ("abcdefghijkl", "mnopqrstuvwx", "ABCDEFGHIJKL")  # of Ops, for each pipeline
+_ALPHABETS = ("abcdefghijkl", "mnopqrstuvwx", "ABCDEFGHIJKL")  # names of Ops, by pipeline
 FUSED = ("off", "on", "on", "switching", "switching")
 _BULKS = (20_000, 200_001, 1_000_000)  # bytes; above 16 KiB they go through shared memory
 _OF_THE_SERVER = ("dag_retry", "channel_size", "worker_num", "queue_size", "stops_s", "fuse")
-_MOST_FIRST_ARRIVALS = 3  # each multiplies what the model has to walk through
+_MOST_FIRST_ARRIVALS = 3  # each multiplies the walks of the model
 
 
 @dataclass(frozen=True)
 class Features:
     """The capabilities that cases may use.
 
-    processes: worker processes beside threads; crashes with them.
-    faults, cancels, deadlines: what befalls requests. stuck: hangs that no timeout ends.
+    processes: worker processes besides threads, and their crashes.
+    faults, cancels, deadlines: of requests. stuck: hangs that no timeout ends.
     """
 
     processes: bool = True
@@ -48,7 +48,7 @@ class Features:
     stops: bool = True
     pipelines: bool = True
     bulk: bool = True
-    scale: str = "virtual"  # or "real": fewer of everything, and times that a busy machine keeps
+    scale: str = "virtual"  # or "real": smaller cases, and times that a busy machine can keep
 
     def without(self, *names: str) -> Features:
         known = {field.name for field in fields(self)}
@@ -58,7 +58,7 @@ class Features:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Most of each, and how long things take, in seconds. `delays`: how many take long at all."""
+    """The largest numbers and times, in seconds. `delays`: the share of Ops that take time."""
 
     ops: int
     requests: int
@@ -80,7 +80,7 @@ _SCALES = {
 
 
 def generate(seed: int, features: Features = Features()) -> Case:
-    """The case of this seed."""
+    """Return the case of this seed."""
     case = _Generator(random.Random(seed), features).case(f"seed {seed}")
     if features.pipelines:
         case = _with_siblings(case, seed, features)
@@ -88,13 +88,13 @@ def generate(seed: int, features: Features = Features()) -> Case:
 
 
 def _with_doors(case: Case, features: Features) -> Case:
-    """Say where each request comes in. Some that come as a form bring a file."""
+    """Choose the frontend of each request. Some that come as a form bring a file."""
     dice = random.Random(f"{case.origin} doors")
     has_bulk = features.bulk and not (case.own_edges or case.has_schema)
     requests = []
     for request in case.requests:
         door = "engine" if request.alone_at else _DOORS[request.number % len(_DOORS)]
-        if door == "api":  # which has no place for the caller's number
+        if door == "api":  # it cannot carry the caller's number
             bulk = dice.choice((0, 0, *_BULKS)) if has_bulk else 0
             request = replace(request, log_id=0, bulk=bulk)
         requests.append(replace(request, door=door))
@@ -103,7 +103,7 @@ def _with_doors(case: Case, features: Features) -> Case:
 
 
 def _with_siblings(case: Case, seed: int, features: Features) -> Case:
-    """Add pipelines to some cases; many of these have a short queue for all of them."""
+    """Add pipelines to some cases; many of these have a short queue for all pipelines."""
     dice = random.Random(f"seed {seed} pipelines")
     if dice.random() < 0.7:
         return case
@@ -119,7 +119,7 @@ def _with_siblings(case: Case, seed: int, features: Features) -> Case:
 
 
 def _with_schema(dice: random.Random, case: Case, has_misfits: bool) -> Case:
-    """Have a schema say what a request is, and some not be one; of most cases none."""
+    """Give some cases a schema for requests, and requests that do not fit it."""
     if dice.random() < 0.7:
         return case
     requests = (
@@ -142,7 +142,7 @@ class _Generator:
         return self.rng.random() < share
 
     def case(self, origin: str, server: Case | None = None) -> Case:
-        """A case; with `server` it is a further pipeline there."""
+        """Return a case; with `server` it is a further pipeline of that server."""
         ops = self.graph()
         if self.has.jumps and self.chance(0.3):
             ops = self.with_loop(ops) if self.chance(0.3) else self.with_jumps(ops)
@@ -192,7 +192,7 @@ class _Generator:
         return round(self.rng.uniform(0.0, 2 * self.scale.over_s), 3)
 
     def _fair(self, request: RequestSpec, deadline_s: float) -> RequestSpec:
-        """Some have a deadline that they have to keep."""
+        """Give some requests a deadline that the server has to meet."""
         hangs = any(fault.kind in ("hang", "stuck") for fault in request.faults.values())
         if request.deadline_s is not None or hangs or self.chance(0.7):
             return request
@@ -251,8 +251,8 @@ class _Generator:
         return self.rng.choice((3, 4, 8))
 
     def with_jumps(self, ops: list[OpSpec]) -> list[OpSpec]:
-        """One Op may jump: over a part of the graph that nobody else feeds or reads, or anywhere
-        further on, so that Ops run beside who stands in for them, or wait for nothing."""
+        """Let one Op jump over a part of the graph that no other Op feeds or reads; or rarely to
+        any later Op, so that Ops run although they were jumped over, or wait for nothing."""
         pairs = [
             (op.name, target.name)
             for index, op in enumerate(ops)
@@ -269,7 +269,7 @@ class _Generator:
         return [replace(op, jumps_to=given) if op.name == jumper else op for op in ops]
 
     def with_loop(self, ops: list[OpSpec]) -> list[OpSpec]:
-        """One Op may jump back, where nobody else feeds or reads what runs again."""
+        """Let one Op jump back, where no other Op feeds or reads the Ops that run again."""
         pairs = [
             (op.name, target.name)
             for index, op in enumerate(ops)
@@ -302,7 +302,7 @@ class _Generator:
         )
 
     def arrival_s(self) -> float:
-        """Many come at once, at two times; the others when they like."""
+        """Return a time: many requests come at one of two times, the others at any."""
         if self.chance(0.6):
             return self.rng.choice((0.0, self.scale.over_s))
         return round(self.rng.uniform(0.0, self.scale.over_s), 3)
@@ -335,7 +335,7 @@ class _Generator:
     # Faults -------------------------------------------------------------------------------
 
     def strike(self, case: Case, requests: list[RequestSpec]) -> None:
-        """One more fault, if it has a place."""
+        """Add a fault, if there is a place for it."""
         rng = self.rng
         struck = [place for place, request in enumerate(requests) if request.faults]
         index = rng.choice(struck) if struck and self.chance(0.4) else rng.randrange(len(requests))
@@ -359,7 +359,7 @@ class _Generator:
         fault = Fault(kind, rng.choice((1, 1, 2, ALWAYS)), back_s)
         request = _called(request, op.name) if kind not in ("stuck", "raise_post") else request
         if kind == "stuck" or (kind == "hang" and op.timeout_s is None):
-            # It ends by its own deadline, or not at all; so may those of the same batch.
+            # Only its own deadline can end it; the same goes for the requests of its batch.
             requests[index] = self._limited(request)
             if op.is_batched:
                 requests[:] = map(self._limited, requests)
@@ -374,7 +374,7 @@ class _Generator:
 
 
 def _with_goto_loop(rng: random.Random, ops: list[OpSpec]) -> list[OpSpec]:
-    """One Op may loop to itself, or to one that leads to it."""
+    """Let one Op loop to itself, or to an Op that leads to it."""
     pairs = [
         (op.name, target.name)
         for index, op in enumerate(ops)
@@ -389,7 +389,7 @@ def _with_goto_loop(rng: random.Random, ops: list[OpSpec]) -> list[OpSpec]:
 
 
 def _steered(rng: random.Random, case: Case, requests: list[RequestSpec]) -> list[RequestSpec]:
-    """In some cases requests go some ways only, or end on theirs; or loop."""
+    """Let requests of some cases take only some paths, end early, or loop."""
     share = rng.choice((0.0, 0.0, 0.1, 0.3))
     looped = _looped(case)
     found = []
@@ -408,7 +408,7 @@ def _steered(rng: random.Random, case: Case, requests: list[RequestSpec]) -> lis
 
 
 def _looped(case: Case) -> set[str]:
-    """Who lies between an Op that loops and its target: a request counts its laps on its way."""
+    """Return the Ops between one that loops and its target: there a request counts its laps."""
     loops = [op for op in case.ops if op.loops_to]
     return {
         name for op in loops for name in (op.name, *ring_of(case.ops, op.name, op.loops_to))
@@ -416,7 +416,7 @@ def _looped(case: Case) -> set[str]:
 
 
 def _racers(ops: tuple[OpSpec, ...]) -> list[OpSpec]:
-    """Ops whose answer is not waited for, if another one's comes first."""
+    """Return the Ops whose answer is ignored if the answer of another Op comes first."""
     raced = {name for op in ops if op.first_arrival for name in op.inputs}
     return [op for op in ops if op.name in raced]
 
@@ -426,7 +426,7 @@ def _struck(request: RequestSpec, place: str, fault: Fault) -> RequestSpec:
 
 
 def _called(request: RequestSpec, op: str) -> RequestSpec:
-    """With a shape for which `process` is called, and with rows by which it is known."""
+    """Give a request a shape for which `process` is called, with rows that identify it."""
     shape = request.shape(op)
     rows = tuple(max(1, count) for count in shape.rows) or (1,)
     kind = "rows" if shape.kind == "skip" else shape.kind
@@ -434,7 +434,7 @@ def _called(request: RequestSpec, op: str) -> RequestSpec:
 
 
 def may_starve(case: Case) -> bool:
-    """Whether a request may wait for one that hangs in its batch for as long as it likes."""
+    """Whether a request may wait, without a limit, for one that hangs in its batch."""
     faults = [item for request in case.requests for item in request.faults.items()]
     limits = {op.name: op.timeout_s for op in case.ops}
     return any(
@@ -444,15 +444,15 @@ def may_starve(case: Case) -> bool:
 
 
 def is_jump_clear(ops: list[OpSpec], jumper: str, target: str) -> bool:
-    """Whether a jump leaves nobody waiting: what it passes over is fed by the jumper alone,
-    and read, but for the target's answer, within."""
+    """Whether no Op waits after a jump: the jumper alone feeds the Ops that it passes over, and
+    only they read each other, apart from the target's answer."""
     inputs = {op.name: set(op.inputs) for op in ops}
     readers = {name: {op.name for op in ops if name in op.inputs} for name in inputs}
     over = {jumper}
-    for op in ops:  # in the graph's order: all that can be reached from the jumper alone
+    for op in ops:  # in the graph's order: the Ops that only the jumper leads to
         if op.name != jumper and inputs[op.name] <= over:
             over.add(op.name)
-    # Of these only what leads to the target.
+    # Of these only the Ops that lead to the target.
     leads = {target}
     for op in reversed(ops):
         if readers[op.name] & leads:
@@ -464,8 +464,8 @@ def is_jump_clear(ops: list[OpSpec], jumper: str, target: str) -> bool:
 
 
 def is_goto_loop_clear(ops: list[OpSpec], looper: str, target: str) -> bool:
-    """Whether an Op may loop to another one: a race within is between what runs again, and none
-    beside it takes an answer of an earlier lap."""
+    """Whether an Op may loop to another one: all producers of a race within the loop run again,
+    and no race outside takes an answer of an earlier lap."""
     again = {target, *(op.name for op in below(ops, target))}
     ring = ring_of(ops, looper, target) | {target}
     races = [op for op in ops if op.first_arrival and op.name in again - {target}]
@@ -473,7 +473,7 @@ def is_goto_loop_clear(ops: list[OpSpec], looper: str, target: str) -> bool:
 
 
 def is_loop_clear(ops: list[OpSpec], jumper: str, target: str) -> bool:
-    """Whether a jump back runs only what waits for nobody else, and is read by nobody else."""
+    """Whether only Ops run again that wait for no other Op and that no other Op reads."""
     ring = ring_of(ops, jumper, target)
     inputs = {op.name: set(op.inputs) for op in ops}
     read = {name: {op.name for op in ops if name in op.inputs} for name in inputs}

@@ -1,8 +1,8 @@
-"""`python -m fuzz.lane`: what callers send, in any pieces, is answered alike with and without lane.
+"""`python -m fuzz.lane`: checks that the fast lane of HTTP does not change any answer.
 
-Each case is one connection: requests one behind the other, usual ones and odd ones, whole and
-wounded, cut into packets anywhere. It is played to two HttpFrontends on a virtual clock, of which
-one has a lane. Both hear the same packets; what they answer, and whether they hang up, is compared.
+Each case is one connection: a row of requests, usual and odd, whole and damaged, cut into packets
+anywhere. Two HttpFrontends on a virtual clock get the same packets; one of them has a lane. The
+fuzzer compares their answers, and whether they close the connection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CLOSE = b"connection: close\r\n"
 _FIRST_LINE = re.compile(rb"(?=HTTP/1\.1 [1-5]\d\d )")
 
 
-# What is sent -------------------------------------------------------------------------------
+# Requests -------------------------------------------------------------------------------
 
 _PATHS = ["/s/m", "/s/m", "/s/m", "/s/slow", "/s/over", "/s/large", "/s/none", "/s/bug", "/s/error"]
 _ODD_PATHS = [
@@ -70,7 +70,7 @@ _BODIES = [
 
 
 def _message(draw: random.Random) -> bytes:
-    """One request, most often a plain one."""
+    """Return a request, mostly a plain one."""
     is_odd = draw.random() < 0.15
     method = draw.choice(["GET", "HEAD", "PUT", "post", "OPTIONS"]) if is_odd else "POST"
     path = draw.choice(_ODD_PATHS if draw.random() < 0.06 else _PATHS)
@@ -89,7 +89,7 @@ def _message(draw: random.Random) -> bytes:
 
 @dataclass(frozen=True)
 class Connection:
-    """What one caller sends, in which packets, and how often the server comes to work between."""
+    """The packets of one caller, each with the turns of the event loop after it."""
 
     packets: tuple[tuple[bytes, int], ...]
 
@@ -103,7 +103,7 @@ def generate(seed: int) -> Connection:
         data = mutated(data, draw)
     cuts = set()
     kind = draw.choice(("whole", "messages", "anywhere", "bytes"))
-    if kind == "messages":  # and heads apart from bodies, as many clients send them
+    if kind == "messages":  # with heads apart from bodies, as many clients do
         at = 0
         for message in messages:
             cuts |= {at, at + message.find(b"\r\n\r\n") + 4}
@@ -120,7 +120,7 @@ def generate(seed: int) -> Connection:
     return Connection(tuple(packets))
 
 
-# Who answers --------------------------------------------------------------------------------
+# Servers --------------------------------------------------------------------------------
 
 
 class _Handle:
@@ -129,7 +129,7 @@ class _Handle:
 
 
 class Echo:
-    """`Engine.begin`, which answers with all that it is told."""
+    """`Engine.begin`, which answers with everything that it receives."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -171,7 +171,7 @@ class Echo:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a caller hears, without dates; `begun` counts what the engine was asked."""
+    """The answers that a caller gets, without dates; `begun` counts requests to the engine."""
 
     answers: tuple[bytes, ...]
     has_ended: bool
@@ -179,7 +179,7 @@ class Heard:
 
 
 class Frontends:
-    """Two HttpFrontends that were started, with and without a lane, as a context manager."""
+    """Two running HttpFrontends, with and without a lane, as a context manager."""
 
     def __init__(self) -> None:
         self._echo = Echo()
@@ -203,7 +203,7 @@ class Frontends:
             await frontend.stop(0.0)
 
     async def play(self, case: Connection) -> list[Heard]:
-        """Return what both answer, the one with a lane first."""
+        """Return the answers of both, with a lane first."""
         return [await self._play(frontend, case) for frontend in self._frontends]
 
     async def _play(self, frontend: HttpFrontend, case: Connection) -> Heard:
@@ -229,18 +229,18 @@ class Frontends:
 
 
 def _answers(said: bytes) -> tuple[bytes, ...]:
-    """Cut where an answer begins; no body of ours has its first line in it."""
+    """Split at each status line; none of our bodies contains one."""
     return tuple(filter(None, _FIRST_LINE.split(said)))
 
 
-# What is compared ---------------------------------------------------------------------------
+# Comparison ---------------------------------------------------------------------------
 
 
 def difference(lane: Heard, other: Heard) -> str:
-    """Return what is not alike; empty if all is.
+    """Return the difference; "" if there is none.
 
-    An error that is answered before the body has come ends the connection: that depends on when
-    the packets come, with and without lane.
+    An error that is answered before the body has come ends the connection. With and without a
+    lane, that depends on when the packets come.
     """
     shorter, longer = sorted((lane, other), key=lambda heard: len(heard.answers))
     most = len(shorter.answers)
@@ -262,7 +262,7 @@ def _unclosed(answer: bytes) -> bytes:
 async def run(
     seeds: range, until: float | None = None, stops: bool = False
 ) -> tuple[int, list[str]]:
-    """Return how many cases were played, and what was found; `stops`: the first thing will do."""
+    """Return the number of cases, and the findings; `stops`: stop at the first one."""
     found, played = [], 0
     async with Frontends() as frontends:
         for seed in seeds:

@@ -1,9 +1,9 @@
-"""`python -m fuzz.loads`: random overload of several kinds of requests, held to their shares.
+"""`python -m fuzz.loads`: random overload by several kinds of requests; checks their shares.
 
-To one slow Op come more requests than it can answer; beside them others that do not wait for them:
-they are answered before it, their answers are kept, or they have the first priority. What each kind
-is to have follows from rates and times alone. The clock is virtual, so a seed is the same case
-every time. `MUTANTS` are wrong judges, each of which has to be found.
+One slow Op gets more requests than it can answer. Quick requests come at the same time and do not
+wait for the slow ones: an earlier Op answers them, their answers are in a cache, or they have the
+first priority. The share of each kind follows from rates and times alone. The clock is virtual, so
+that a seed gives the same case every time. `MUTANTS` are wrong judges; the fuzzer has to find each.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from pipeline.engine.shedding import Shedder, Throughput
 from pipeline.errors import OverloadedError
 
 KINDS = ("answered", "sent past", "kept of the graph", "kept of the Op", "levels")
-_LEAST = 0.85  # of a share: of some seconds, with batches at both ends of them
+_LEAST = 0.85  # of a share: batches cross both ends of the period
 _GATE_S = 0.001
 
 
 @dataclass(frozen=True)
 class Case:
-    """A case. Rates are a second; `times` is what comes to the slow Op, of what it can answer.
+    """A case. Rates are per second; `times`: the load of the slow Op, relative to its capacity.
 
     Attributes:
-        kind: why the quick ones do not wait: one of KINDS.
+        kind: the reason why quick requests do not wait: one of KINDS.
         workers: of the slow Op, with batches of `batch_size` that take `batch_s`.
-        quick_per_s: of the others.
-        burst: so many come at once before all that, and then some more.
+        quick_per_s: the rate of quick requests.
+        burst: the number of requests that come at once before the load, and then some more.
         has_join: whether the slow Op is one of two branches.
     """
 
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def share(self) -> float:
-        """What those for the slow Op are to have."""
+        """The share of the slow requests."""
         return self.capacity - (self.quick_per_s if self.kind == "levels" else 0.0)
 
     @property
@@ -83,7 +83,7 @@ def made_case(seed: int) -> Case:
     batch_s = round(rng.uniform(0.02, 0.1) * (1 if batch_size == 1 else 3), 3)
     workers = rng.choice((1, 2, 4))
     capacity = workers * batch_size / batch_s
-    # So long that there is a queue, and so short that all who wait in time are not too many.
+    # Long enough for a queue, and short enough that not too many wait in time.
     deadline_s = min(rng.uniform(1.0, 2.5) + 10 * batch_s, 3000 / capacity)
     return Case(
         kind,
@@ -99,7 +99,7 @@ def made_case(seed: int) -> Case:
 
 
 class Gate(Op):
-    """Has the quick ones end, or go past the slow Op."""
+    """Ends quick requests, or sends them past the slow Op."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
         (fed,) = input_dicts.values()
@@ -134,7 +134,7 @@ def graph_of(case: Case) -> tuple[Op, dict[str, Any]]:
 
 
 def run(case: Case) -> list[str]:
-    """Return what is wrong, as far as this case shows it."""
+    """Return the defects that this case shows."""
     return run_virtual(_run(case))
 
 
@@ -148,7 +148,7 @@ async def _run(case: Case) -> list[str]:
         is_level = case.kind == "levels"
         quick = Load(served, priority=int(is_level), path="quick")
         slow = Load(served, priority=2 * is_level, path="miss %")
-        if has_cache:  # which is asked for once, before
+        if has_cache:  # fill it
             await Load(served, path="quick").offer(0.1, 10.0, None)
             await asyncio.sleep(1.0)
         began = asyncio.get_running_loop().time()
@@ -166,7 +166,7 @@ async def _run(case: Case) -> list[str]:
 
 
 async def _burst(case: Case, served: Engine) -> list[str]:
-    """Ask a server without anything to do for what can be answered in time, in two crowds."""
+    """Send an idle server two bursts that it can answer in time."""
     burst = Load(served, priority=2 * (case.kind == "levels"), path="burst %")
     later_s = 0.25 * case.deadline_s
     left = max(0.0, case.burst - later_s * case.capacity)
@@ -176,12 +176,12 @@ async def _burst(case: Case, served: Engine) -> list[str]:
     await burst.offer(0.001, 1000 * more, case.deadline_s)
     found = await burst.ended()
     await asyncio.sleep(2.0)
-    return [] if found.keys() <= {ANSWERED} else [f"of a burst that can be answered: {found}"]
+    return [] if found.keys() <= {ANSWERED} else [f"endings of an easy burst: {found}"]
 
 
 def _of_quick(found: Any) -> Iterator[str]:
     if found.keys() - {ANSWERED}:
-        yield f"of those who do not wait: {dict(found)}"
+        yield f"endings of quick requests: {dict(found)}"
 
 
 def _of_slow(case: Case, slow: Load, began: float) -> Iterator[str]:
@@ -189,7 +189,7 @@ def _of_slow(case: Case, slow: Load, began: float) -> Iterator[str]:
     answered = slow.answered_between(began + from_s, began + case.seconds)
     least = _LEAST * min(1.0, case.times) * case.share * (case.seconds - from_s)
     if answered < least - case.batch_size * case.workers:
-        yield f"of the slow ones {answered} were answered, of {least / _LEAST:.0f}"
+        yield f"{answered} slow requests were answered, expected {least / _LEAST:.0f}"
     ends = {
         how: [came for came, each, _ in slow.endings if each == how] for how in (REFUSED, TOO_LATE)
     }
@@ -206,7 +206,7 @@ Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 def everybody_inside_is_before() -> contextlib.AbstractContextManager[Any]:
-    """The judge takes all inside as before each newcomer, at the slowest Op's rate."""
+    """The judge places all requests inside before a new one, at the slowest Op's rate."""
 
     def judge(request: Any, controller: AdmissionController, executor: Executor) -> None:
         for node in executor.nodes.values():
@@ -222,7 +222,7 @@ def everybody_inside_is_before() -> contextlib.AbstractContextManager[Any]:
 
 
 def all_levels_are_one_queue() -> contextlib.AbstractContextManager[Any]:
-    """Who waits at any level is before all who come."""
+    """The requests that wait at any level are before each new one."""
     levels = DynamicBatcher.levels
 
     def summed(self: DynamicBatcher) -> dict[int, int]:
@@ -233,7 +233,7 @@ def all_levels_are_one_queue() -> contextlib.AbstractContextManager[Any]:
 
 
 def kept_answers_are_judged_first() -> contextlib.AbstractContextManager[Any]:
-    """A request is judged by the first Op though its answer may be kept."""
+    """The first Op judges a request although its answer may be in the cache."""
 
     def first_of(request: Any, executor: Executor) -> Any:
         return executor.entries[0]
@@ -242,12 +242,12 @@ def kept_answers_are_judged_first() -> contextlib.AbstractContextManager[Any]:
 
 
 def no_op_refuses() -> contextlib.AbstractContextManager[Any]:
-    """Only admission refuses."""
+    """Only the admission refuses requests."""
     return mock.patch.object(Shedder, "refusal_on_arrival", return_value=None)
 
 
 def each_counts_twice() -> contextlib.AbstractContextManager[Any]:
-    """Rates are twice what they are."""
+    """Rates are doubled."""
     served = Throughput.served
 
     def twice(self: Throughput, is_own: bool = True) -> None:
@@ -258,12 +258,12 @@ def each_counts_twice() -> contextlib.AbstractContextManager[Any]:
 
 
 def bursts_are_kept_short() -> contextlib.AbstractContextManager[Any]:
-    """What may be a burst is treated as a queue that stays."""
+    """A possible burst is treated as a lasting queue."""
     return mock.patch.object(shedding, "_BURST_SHARE", 0.1)
 
 
 def a_level_is_measured_by_all() -> contextlib.AbstractContextManager[Any]:
-    """Who leaves at one level counts for the others, too."""
+    """A request that leaves at one level also counts for the others."""
     served = Throughput.served
     return mock.patch.object(Throughput, "served", lambda self, is_own=True: served(self))
 

@@ -1,8 +1,8 @@
-"""The model: what a request may end as, by a plain evaluation of its graph.
+"""The model: the endings that a request may have, by a plain evaluation of its graph.
 
-It walks the Ops once, in order, and knows no time, no batch, no worker. Where the engine is free
-(who arrives first), or a fault of another request of the same batch may reach this one, it asks
-`choose`; `outcomes` walks once for every sequence of choices and collects the results.
+It walks the Ops once, in order, without time, batches and workers. Where the engine is free (which
+answer arrives first), or a fault of another request of the same batch may reach this one, it calls
+`choose`. `outcomes` walks once for every sequence of choices and collects the results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error: its code, and what its text has to hold."""
+    """An error: its code, and a part of its text."""
 
     code: int
     holds: str = ""
@@ -38,7 +38,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Nothing:
-    """No end of its own. `waits`: something hangs; else the answer went elsewhere."""
+    """No result. `waits`: something hangs; otherwise the answer went elsewhere."""
 
     waits: bool
 
@@ -53,15 +53,15 @@ class TooManyWorldsError(Exception):
 
 
 def outcomes(case: Case, request: RequestSpec, sheds: bool = False) -> set[Result]:
-    """All that may come of a request that is given all the time it needs.
+    """Return the endings that a request may have with enough time.
 
-    sheds: any Op may refuse it, for it has no hope to be answered in time.
+    sheds: any Op may refuse it, because it cannot be answered in time.
     """
     return every(lambda choose: evaluate(case, request, choose, sheds))
 
 
 def every(walk: Callable[[Choose], Result]) -> set[Result]:
-    """The results of `walk` for all sequences of choices."""
+    """Return the results of `walk` for all sequences of choices."""
     found: set[Result] = set()
     pending: list[tuple[int, ...]] = [()]
     for _ in range(MOST_WORLDS):
@@ -82,7 +82,7 @@ def every(walk: Callable[[Choose], Result]) -> set[Result]:
 
 
 def evaluate(case: Case, request: RequestSpec, choose: Choose, sheds: bool = False) -> Result:
-    """One walk through the graph."""
+    """Walk through the graph once."""
     if request.alone_at:
         op = case.op(request.alone_at)
         return at_op(case, op, request, [Part(REQUEST, Answer("in"))], choose, sheds)[0]
@@ -98,7 +98,9 @@ def evaluate(case: Case, request: RequestSpec, choose: Choose, sheds: bool = Fal
 
 
 class Part(NamedTuple):
-    """What an Op reads of one producer, or of who stands in for it. `is_late`: not before a jump"""
+    """The input of an Op from a producer, or from the Op that jumped over it. `is_late`: it comes
+    after a jump.
+    """
 
     name: str
     result: Result
@@ -106,7 +108,7 @@ class Part(NamedTuple):
 
 
 def through(case: Case, request: RequestSpec, choose: Choose, sheds: bool) -> Result:
-    """From the first Ops to the last."""
+    """Walk from the first Ops to the last; return the result."""
     parts = {REQUEST: Part(REQUEST, Answer("in"))}
     stand_in: Part | None = None
     targets: tuple[str, ...] = ()
@@ -118,12 +120,12 @@ def through(case: Case, request: RequestSpec, choose: Choose, sheds: bool) -> Re
             result = NEVER
         part = Part(op.name, gone(case, op, request, result), is_late)
         if stand_in is not None and op.name in targets:
-            # It may have an answer of its own; the first of both counts.
+            # It may also answer itself; the first of both answers counts.
             is_alone = isinstance(result, Nothing) or is_late
             part = stand_in if is_alone else choose([part, stand_in])
         elif isinstance(result, Answer) and is_jumping(case, op, request, choose):
             stand_in, targets = Part(op.name, result, True), op.jumps_to
-            part = Part(op.name, ABSENT, True)  # for those who read it
+            part = Part(op.name, ABSENT, True)  # for its readers
         parts[op.name] = part
     result = parts[case.last.name].result
     if result == ABSENT:
@@ -134,7 +136,7 @@ def through(case: Case, request: RequestSpec, choose: Choose, sheds: bool) -> Re
 
 
 def gone(case: Case, op: OpSpec, request: RequestSpec, result: Result) -> Result:
-    """An Op's result where it goes nowhere, or to who does not read it; else what it was."""
+    """Return an Op's result: ABSENT if it goes to no Op, a Failure if to a wrong one."""
     to = request.ways.get(op.name)
     if not isinstance(result, Answer) or to is None:
         return result
@@ -144,7 +146,7 @@ def gone(case: Case, op: OpSpec, request: RequestSpec, result: Result) -> Result
 
 
 def read_by(op: OpSpec, request: RequestSpec, parts: dict[str, Part]) -> list[Part]:
-    """What an Op gets of those that it reads, some of which may send their answers elsewhere."""
+    """Return the inputs of an Op; some producers may send their answers elsewhere."""
     read = []
     for part in (parts[name] for name in op.inputs):
         to = request.ways.get(part.name)
@@ -156,7 +158,7 @@ def read_by(op: OpSpec, request: RequestSpec, parts: dict[str, Part]) -> list[Pa
 def in_laps(
     case: Case, request: RequestSpec, parts: dict[str, Part]
 ) -> Iterator[tuple[OpSpec, list[Part]]]:
-    """The Ops in the order of the graph, and what they read; those in a loop again, for each lap
+    """Yield the Ops in the order of the graph with their inputs; Ops in a loop again, for each lap
     of the request."""
     for place, op in enumerate(case.ops):
         yield op, read_by(op, request, parts)
@@ -168,7 +170,7 @@ def in_laps(
                 if lap == op.max_loops:
                     parts[op.name] = Part(op.name, Failure(LOST, "which is its max_loops"))
                     break
-                for each in below(case.ops, op.loops_to):  # beside the loop, with this lap's
+                for each in below(case.ops, op.loops_to):  # outside the loop, in this lap
                     is_beside = each in case.ops[place + 1 :] and parts.keys() >= {*each.inputs}
                     if is_beside and request.ways.get(each.name, ()) is None:
                         yield each, read_by(each, request, parts)
@@ -189,7 +191,7 @@ def in_laps(
 
 
 def below(ops: Sequence[OpSpec], top: str) -> list[OpSpec]:
-    """All that an Op's answers lead to."""
+    """Return the Ops that an Op's answers lead to."""
     names, found = {top}, []
     for op in ops:
         if names & set(op.inputs):
@@ -199,7 +201,7 @@ def below(ops: Sequence[OpSpec], top: str) -> list[OpSpec]:
 
 
 def ring_of(ops: Sequence[OpSpec], jumper: str, target: str) -> set[str]:
-    """What runs again when `jumper` jumps back to `target`: all between them, and itself."""
+    """Return the Ops that run again after a jump back: all between both, and the jumper."""
     below, above = {target}, {jumper}
     for op in ops:
         if below & set(op.inputs):
@@ -218,7 +220,7 @@ def at_op(
     choose: Choose,
     sheds: bool = False,
 ) -> tuple[Result, bool]:
-    """An Op's result, and whether it comes after a jump for sure."""
+    """Return an Op's result, and whether it certainly comes after a jump."""
     joined = joined_parts(op, parts, choose)
     is_late = any(part.is_late for part in joined)
     passed_on = _passed_on(joined)
@@ -231,7 +233,7 @@ def at_op(
 
 
 def joined_parts(op: OpSpec, parts: list[Part], choose: Choose) -> list[Part]:
-    """The parts that an Op waits for. Who stands in for another Op, and is read itself, is one."""
+    """Return the inputs that an Op waits for. A jumper that it also reads counts once."""
     by_name: dict[str, Part] = {}
     for part in parts:
         if part.name not in by_name or isinstance(part.result, Answer):
@@ -244,16 +246,16 @@ def joined_parts(op: OpSpec, parts: list[Part], choose: Choose) -> list[Part]:
 
 
 def _passed_on(parts: list[Part]) -> Result | None:
-    """The result of who reads these, if it is not asked: something hangs, or has failed."""
+    """Return the result of an Op that does not run: one of its inputs hangs or has failed."""
     results = [part.result for part in parts]
     if NEVER in results:
         return NEVER
     failures = (result for result in results if isinstance(result, Failure))
-    return next(failures, ABSENT if ABSENT in results else None)  # then all of them are
+    return next(failures, ABSENT if ABSENT in results else None)  # then all are absent
 
 
 def is_jumping(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> bool:
-    """Whether it jumps ahead. The oldest request of a batch decides for all of it."""
+    """Whether it jumps ahead. The oldest request of a batch decides for the batch."""
     if not op.jumps_to or case.is_loop(op):
         return False
     own = op.name in request.jumps
@@ -266,7 +268,7 @@ def is_jumping(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> 
 
 
 def strike(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> Result | None:
-    """What faults make of a request at an Op; None: nothing, it is worked on."""
+    """Return the result of a request with faults at an Op; None: it is processed."""
     fault = request.faults.get(op.name)
     around = _neighbours(case, op, request) if op.is_batched else []
     options: list[Result | None]
@@ -288,14 +290,14 @@ def strike(case: Case, op: OpSpec, request: RequestSpec, choose: Choose) -> Resu
 
 
 def is_too_large(op: OpSpec, request: RequestSpec) -> bool:
-    """Whether it brings more samples than an execution may get."""
+    """Whether a request has more samples than an execution may get."""
     shape = request.shape(op.name)
     is_fed = op.has_process and shape.kind != "skip"
     return is_fed and 0 < op.max_batch_size < max(shape.rows, default=0)
 
 
 def _neighbours(case: Case, op: OpSpec, request: RequestSpec) -> list[RequestSpec]:
-    """Other requests that have a fault at this Op."""
+    """Return the other requests that have a fault at this Op."""
     others = (other for other in case.requests if other.number != request.number)
     return [other for other in others if op.name in other.faults]
 
@@ -308,7 +310,7 @@ def _raised(kind: str, op: OpSpec, request: RequestSpec) -> Failure:
 def _retried(
     case: Case, op: OpSpec, request: RequestSpec, around: list[RequestSpec]
 ) -> list[Result | None]:
-    """A fault of the first attempts: it is over in time, or it is not."""
+    """Return the results of a fault of the first attempts: it may end in time or not."""
     fault = request.faults[op.name]
     if fault.kind == "hang" and op.timeout_s is None:
         return [NEVER]
@@ -321,7 +323,7 @@ def _retried(
         return [failure]
     kinds = {other.faults[op.name].kind for other in around}
     if fault.attempts < op.retry:
-        # A process is lost with all its requests, also those whose call it had not come to.
+        # A process is lost with all its requests, also before their own call.
         is_robbed = op.workers == "process" and "hang" in kinds
         return [None, failure] if is_robbed else [None]
     is_alone = sum(len(each.faults) for each in case.requests) == 1
@@ -332,23 +334,23 @@ def _retried(
 
 
 def _takes_the_worker(op: OpSpec, other: RequestSpec) -> bool:
-    """Whether also those suffer from `other` that have failed before `process`."""
+    """Whether `other` also affects requests that have failed before `process`."""
     is_hang = other.faults[op.name].kind in ("hang", "stuck")
     return is_hang and (op.workers == "process" or not _is_limited(op, other))
 
 
 def _is_limited(op: OpSpec, other: RequestSpec) -> bool:
-    """Whether the Op's timeout ends what `other` does here."""
+    """Whether the Op's timeout ends the fault of `other`."""
     return other.faults[op.name].kind != "stuck" and op.timeout_s is not None
 
 
 def _shared(op: OpSpec, other: RequestSpec) -> list[Result]:
-    """What `other`'s fault may do to a request of the same batch."""
+    """Return the results that `other`'s fault may cause for a request of the same batch."""
     fault = other.faults[op.name]
     if fault.kind in ("stuck", "hang") and not _is_limited(op, other):
         return [NEVER]
     if fault.kind == "hang" and fault.attempts >= op.retry:
-        # With attempts left each request of the batch is tried again alone.
+        # With attempts left, each request of the batch runs again alone.
         return [] if op.retry > 1 else [Failure(TIMEOUT, f"[{op.name}]")]
     if fault.kind == "unavailable" and fault.attempts >= op.retry:
         return [Failure(UNAVAILABLE, mark(other.number, op.name))]
@@ -357,14 +359,14 @@ def _shared(op: OpSpec, other: RequestSpec) -> list[Result]:
 
 # Time -----------------------------------------------------------------------------------------
 
-_STUCK_S = 1.0  # a worker nobody waits for is given at least so long
-_STUCK_FACTOR = 5.0  # ... and this many times what is usual
-_RESTART_S = 0.1  # of a process
+_STUCK_S = 1.0  # the least time for a worker that no request waits for
+_STUCK_FACTOR = 5.0  # ... and this many times the usual time
+_RESTART_S = 0.1  # for the restart of a process
 _TICK_S = 0.001
 
 
 def bound_s(case: Case) -> float:
-    """No request takes longer if nobody waits for nothing: all that there is to do, in a row."""
+    """Return the longest time of a request: the time of all work of the case, in a row."""
     work_s = sum(map(_work_s, case.requests))
     laps = sum(1 + request.laps for request in case.requests)
     waits_s = sum(op.batching_s or 0.0 for op in case.ops) * laps
@@ -380,7 +382,7 @@ def bound_s(case: Case) -> float:
 
 
 def _work_s(request: RequestSpec) -> float:
-    """Each part of a mini-batch is a call of `process`."""
+    """Return the work of a request; each part of a mini-batch is a call of `process`."""
     return (1 + request.laps) * sum(
         pre + process * max(1, len(request.shape(name).rows)) + post
         for name, (pre, process, post) in request.delays_s.items()
@@ -388,7 +390,7 @@ def _work_s(request: RequestSpec) -> float:
 
 
 def _held_s(case: Case, name: str, kind: str) -> float:
-    """How long a worker may be held by a fault of this kind at this Op."""
+    """Return how long a fault of this kind may hold a worker of this Op."""
     if kind not in ("hang", "stuck"):
         return 0.0
     timeout_s = next((op.timeout_s or 0.0 for op in case.ops if op.name == name), 0.0)
@@ -402,13 +404,13 @@ def _held_s(case: Case, name: str, kind: str) -> float:
 
 
 def value(op: OpSpec, request: RequestSpec, inputs: list[Part]) -> str:
-    """The Op's answer: who made it, of what, with which rows."""
+    """Return the Op's answer: its name, its inputs and its rows."""
     read = ",".join(f"{part.name}={part.result.value}" for part in inputs)
     return squeezed(f"{op.name}({read})r{request.number}{model_text(op, request)}")
 
 
 def model_text(op: OpSpec, request: RequestSpec) -> str:
-    """What `process` makes of the request's parts; "" without `process`."""
+    """Return the result of `process` for the request's parts; "" without `process`."""
     if not op.has_process:
         return ""
     shape = request.shape(op.name)
@@ -423,7 +425,7 @@ def model_text(op: OpSpec, request: RequestSpec) -> str:
 
 
 def part_text(op: OpSpec, table: list[list[int]], salted: int) -> str:
-    """One part's result, and what goes beside it: texts a row, a LoD tensor."""
+    """Return one part's result, with a text for each row and a LoD tensor."""
     text = str(table)
     if op.has_texts:
         text += "|" + ",".join(f"T{row[0]}" for row in table)
@@ -435,7 +437,7 @@ def part_text(op: OpSpec, table: list[list[int]], salted: int) -> str:
 
 
 def fed(number: int, part: int, rows: int, width: int) -> list[list[int]]:
-    """The table that a request feeds: no number in it occurs twice in a case."""
+    """Return the input table of a request; no number occurs twice in a case."""
     start = number * 1000 + part * 100
     return [[start + row * width + column for column in range(width)] for row in range(rows)]
 
@@ -445,7 +447,7 @@ def processed(table: list[list[int]], salted: int) -> list[list[int]]:
 
 
 def tokens(cell: int) -> int:
-    """How many tokens the LoD tensor has for a row that begins with `cell`."""
+    """Return the number of tokens in the LoD tensor for a row that begins with `cell`."""
     return cell % 3
 
 
@@ -454,7 +456,7 @@ def salt(name: str) -> int:
 
 
 def squeezed(text: str) -> str:
-    """`text`, or its head and a digest where it is long."""
+    """Return `text`, or its head and a digest if it is long."""
     if len(text) <= 100:
         return text
     return f"{text[:40]}~{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"

@@ -1,7 +1,7 @@
-"""Known defects, put back into the engine: each has to be found, or the fuzzer is blind there.
+"""Known defects, put back into the engine: the fuzzer has to find each of them.
 
-A mutant is a context manager. `python -m fuzz --mutant NAME` shows what it makes of one; the run
-ends with status 1 then, as with a defect of our own.
+A mutant is a context manager. `python -m fuzz --mutant NAME` runs the fuzzer with one; the exit
+status is 1 if it is found, as with any defect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 
 MUTANTS: dict[str, Mutant] = {}
 REAL_MUTANTS: dict[str, Mutant] = {}
-"""Those that only real servers show."""
+"""Mutants that only real servers show."""
 
 
 def mutant(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
@@ -49,14 +49,14 @@ def real_mutant(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator
 
 @contextlib.contextmanager
 def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`owner.name` replaced by what `make` makes of it."""
+    """Replace `owner.name` by the result of `make`."""
     with mock.patch.object(owner, name, make(getattr(owner, name))):
         yield
 
 
 @mutant
 def a_lost_wake_up() -> Iterator[None]:
-    """An Op whose worker became idle does not look for more."""
+    """An Op whose worker becomes idle does not look for more requests."""
 
     def make(done: Any) -> Any:
         def lazy(self: OpDispatcher, worker: Any, job: Any) -> None:
@@ -72,7 +72,7 @@ def a_lost_wake_up() -> Iterator[None]:
 
 @mutant
 def parts_of_two_requests_mixed() -> Iterator[None]:
-    """A join gives a request the part of the one before, now and then."""
+    """A join sometimes gives a request a part of the request before it."""
 
     def make(push: Any) -> Any:
         def mixing(self: ReadyQueue, item: Any, now: float) -> None:
@@ -106,7 +106,7 @@ def rows_split_one_off() -> Iterator[None]:
 
 @mutant
 def an_error_wins_a_first_arrival() -> Iterator[None]:
-    """A join that takes the first answer takes the first error, too."""
+    """A join that takes the first answer also takes the first error."""
 
     def make(join: Any) -> Any:
         def hasty(self: Channel, request: Any, slot: str, part: Any, *more: Any) -> Any:
@@ -138,7 +138,7 @@ def errors_in_the_order_of_time() -> Iterator[None]:
 
 @mutant
 def losers_stay() -> Iterator[None]:
-    """What lost a race of branches is not dropped, and nobody watches the worker that has it."""
+    """The loser of a race of branches is not dropped, and no deadline watches its worker."""
 
     def make(finish: Any) -> Any:
         def careless(self: Engine, request: Any, answer: Any) -> None:
@@ -153,7 +153,7 @@ def losers_stay() -> Iterator[None]:
 
 @mutant
 def nobody_is_let_in() -> Iterator[None]:
-    """Who leaves does not make room for who waits at the gate."""
+    """A request that ends does not make room for one that waits for admission."""
 
     def release(self: AdmissionController, request: Any, is_served: bool) -> None:
         self.active.discard(request)
@@ -165,7 +165,7 @@ def nobody_is_let_in() -> Iterator[None]:
 
 @mutant
 def deadlines_are_late() -> Iterator[None]:
-    """A deadline is kept a fifth too late."""
+    """A deadline ends a request a fifth too late."""
 
     def make(on_admission: Any) -> Any:
         def late(self: Deadline, request: Any) -> None:
@@ -201,7 +201,7 @@ def the_batch_pays_for_one() -> Iterator[None]:
 
 @mutant
 def a_turn_is_not_told() -> Iterator[None]:
-    """What is dropped does not get into the statistics."""
+    """A dropped turn does not get into the statistics."""
 
     def make(note: Any) -> Any:
         def forgetful(self: SpanRecorder, items: Any, outcome: Any) -> None:
@@ -215,7 +215,7 @@ def a_turn_is_not_told() -> Iterator[None]:
 
 @mutant
 def cancelled_requests_keep_their_place() -> Iterator[None]:
-    """A caller who leaves still counts as inside."""
+    """A cancelled request still counts as inside."""
 
     def make(end: Any) -> Any:
         def stay(self: Engine, request: Any) -> None:
@@ -230,7 +230,7 @@ def cancelled_requests_keep_their_place() -> Iterator[None]:
 
 @mutant
 def a_state_of_another_request() -> Iterator[None]:
-    """What preprocess stored for one request of a batch is read for another."""
+    """Postprocess of one request of a batch reads the state of another one."""
 
     def make(postprocess: Any) -> Any:
         def confused(self: BatchRun, op: Any) -> None:
@@ -245,14 +245,14 @@ def a_state_of_another_request() -> Iterator[None]:
 
 @mutant
 def a_full_channel_wakes_nobody() -> Iterator[None]:
-    """Who waits for a place in a channel is not told when there is one."""
+    """An Op that waits for a place in a channel is not notified of one."""
     with mock.patch.object(OpDispatcher, "places_freed", return_value=None):
         yield
 
 
 @mutant
 def who_jumps_is_called_like_its_target() -> Iterator[None]:
-    """Behind a jump the answer has the name of the Op that was jumped to."""
+    """After a jump, the answer has the name of the target."""
 
     def make(join: Any) -> Any:
         def renamed(self: Channel, request: Any, slot: str, part: Any, name: Any = None) -> Any:
@@ -266,7 +266,7 @@ def who_jumps_is_called_like_its_target() -> Iterator[None]:
 
 @mutant
 def more_samples_than_a_model_takes() -> Iterator[None]:
-    """A batch is merged whatever its requests bring."""
+    """A batch is merged without regard to its number of samples."""
 
     def make(plan: Any) -> Any:
         return lambda samples, most_rows=0: plan(samples)
@@ -284,7 +284,7 @@ def scalars_run_apart() -> Iterator[None]:
 
 @mutant
 def a_retry_of_the_request_keeps_its_parts() -> Iterator[None]:
-    """`dag.retry` starts a request anew beside what is left of its first start."""
+    """`dag.retry` starts a request again while parts of its first start remain."""
 
     def make(restart: Any) -> Any:
         def hasty(self: Executor, request: Any, payload: Any) -> None:
@@ -299,21 +299,21 @@ def a_retry_of_the_request_keeps_its_parts() -> Iterator[None]:
 
 @mutant
 def an_absent_answer_wins_a_first_arrival() -> Iterator[None]:
-    """Who is told that nothing comes takes that for what came first."""
+    """A join takes the notice that no answer comes as the first answer."""
     with mock.patch.object(channel, "_is_answer", lambda part: not isinstance(part, PipelineError)):
         yield
 
 
 @mutant
 def a_lap_begins_with_the_last_ones_parts() -> Iterator[None]:
-    """A join in a loop goes on with what came for it before."""
+    """A join in a loop continues with the parts of the previous lap."""
     with mock.patch.object(Channel, "begin_lap", autospec=True, return_value=None):
         yield
 
 
 @mutant
 def loops_are_of_all_requests() -> Iterator[None]:
-    """An Op counts its loops, but not whose they are."""
+    """An Op counts its loops over all requests, not for each one."""
 
     def make(loop: Any) -> Any:
         def counting(self: Detours, source: Any, request: Any, way: Any, answer: Any) -> None:
@@ -350,7 +350,7 @@ def the_shared_queue_has_no_bound() -> Iterator[None]:
 
 @mutant
 def a_schema_lets_all_pass() -> Iterator[None]:
-    """What a schema refuses goes on as it came."""
+    """A request that a schema refuses continues unchanged."""
 
     def make(check: Any) -> Any:
         return lambda self, request, payload: self._go_on(request, payload)
@@ -361,7 +361,7 @@ def a_schema_lets_all_pass() -> Iterator[None]:
 
 @real_mutant
 def a_body_is_freed_while_it_is_read() -> Iterator[None]:
-    """The memory of a body is given to the next one at once."""
+    """The memory of a body is reused at once."""
 
     def make(body_of: Any) -> Any:
         def hasty(self: ServerMemory, block: Any) -> Any:
@@ -393,7 +393,7 @@ def a_body_is_never_freed() -> Iterator[None]:
 
 @real_mutant
 def messages_come_to_the_first_pipeline() -> Iterator[None]:
-    """The name in a message is not heeded."""
+    """The server ignores the name in a message."""
 
     def begin(self: ModelRegistry, *asked: Any) -> Any:
         return next(iter(self._members)).engine.begin(*asked)
@@ -404,7 +404,7 @@ def messages_come_to_the_first_pipeline() -> Iterator[None]:
 
 @real_mutant
 def paths_lead_to_the_last_pipeline() -> Iterator[None]:
-    """The name in a path is not heeded."""
+    """The server ignores the name in a path."""
 
     def make(entry: Any) -> Any:
         return lambda self, name: entry(self, self.names()[-1])

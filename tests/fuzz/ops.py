@@ -19,12 +19,12 @@ from pipeline.proto import pipeline_service_pb2
 
 _TEXT_BYTES = 512
 _COUNT = struct.Struct("<I")
-_BULK = 4096  # numbers: what is above 16 KiB goes through shared memory
+_BULK = 4096  # numbers: more than 16 KiB, so that they go through shared memory
 _ASYNC_HANG_S = 60.0
 
 
 class World(Protocol):
-    """Where the Ops run: what time is, and what becomes of who hangs."""
+    """The surroundings of Ops: time, hangs and crashes."""
 
     def sleep(self, seconds: float) -> None: ...
 
@@ -36,7 +36,7 @@ class World(Protocol):
 
 
 class Board:
-    """What all processes of a case share: how often each request was called, and a complaint."""
+    """The shared memory of a case's processes: counts of calls, and a complaint."""
 
     def __init__(self, case: Case) -> None:
         self._ops = {op.name: index for index, op in enumerate(case.ops)}
@@ -47,7 +47,7 @@ class Board:
         self._memory = mmap.mmap(self._file, self._size)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a process that was not forked from this one, but is beside it."""
+        """Return the state for a process of this machine that was not forked from this one."""
         path = f"/proc/{os.getpid()}/fd/{self._file}"
         return {"_ops": self._ops, "_most": self._most, "_size": self._size, "_path": path}
 
@@ -57,14 +57,14 @@ class Board:
         self._memory = mmap.mmap(self._file, self._size)
 
     def strike(self, op: str, number: int) -> int:
-        """How many calls of `process` this request had at this Op, with this one."""
+        """Count a call of `process` of a request at an Op; return how many there were."""
         place = _TEXT_BYTES + _COUNT.size * (self._ops[op] * self._most + number)
         count = _COUNT.unpack_from(self._memory, place)[0] + 1
         _COUNT.pack_into(self._memory, place, count)
         return count
 
     def complain(self, text: str) -> None:
-        """Say that the engine broke a promise to user code."""
+        """Record that the engine broke a promise to user code."""
         if not self.complaint:
             data = text.encode()[:_TEXT_BYTES]
             self._memory[: len(data)] = data
@@ -79,7 +79,7 @@ class Board:
 
 
 class Script:
-    """What the Ops of a case know of it."""
+    """The part of a case that its Ops need."""
 
     def __init__(self, case: Case, world: World) -> None:
         self.requests = {request.number: request for request in case.requests}
@@ -93,14 +93,14 @@ class Script:
 
 
 def _is_own(bulk: Any, request: RequestSpec) -> bool:
-    """Whether a file, or what an Op makes, is of this request."""
+    """Whether a file, or an Op's large answer, belongs to this request."""
     if isinstance(bulk, np.ndarray):
         return len(bulk) == _BULK and bool((bulk == request.number).all())
     return bytes(bulk) == bulk_of(request)
 
 
 class PlainOp(Op):
-    """Without `process`: its answer is what `postprocess` makes of its inputs."""
+    """An Op without `process`: its `postprocess` makes the answer from its inputs."""
 
     def __init__(self, spec: OpSpec, script: Script, inputs: list[Op]) -> None:
         super().__init__(
@@ -175,7 +175,7 @@ class PlainOp(Op):
         return self.routed(request, answer, laps), None, ""
 
     def routed(self, request: RequestSpec, answer: dict[str, Any], laps: int) -> Any:
-        """The answer, and where the request wants it to go."""
+        """Return the answer, sent where the request wants it."""
         if self.spec.loops_to and laps <= request.laps:
             return Goto(answer, self.spec.loops_to)
         to = request.ways.get(self.name, ())
@@ -201,7 +201,7 @@ class PlainOp(Op):
 
 
 class ModelOp(PlainOp):
-    """With `process`: rows of all requests of a batch, merged."""
+    """An Op with `process`, which gets the merged rows of a batch."""
 
     def feed(self, request: RequestSpec) -> Any:
         shape = request.shape(self.name)
@@ -243,8 +243,8 @@ class ModelOp(PlainOp):
         return self._result(feed)
 
     def _called(self, feed: Any, log_id: int) -> list[tuple[RequestSpec, int]]:
-        """The requests of a call, and how many calls each has had."""
-        self.script.world.sleep(0.0)  # ends who was killed
+        """Return the requests of a call, each with its number of calls."""
+        self.script.world.sleep(0.0)  # ends a strand that was killed
         numbers = list(dict.fromkeys(feed["id"].tolist()))
         requests = [self.script.requests[number] for number in numbers]
         self._check(feed, requests, log_id)
@@ -261,7 +261,7 @@ class ModelOp(PlainOp):
         salt = model.salt(self.name)
         result = {"y": feed["x"] * 3 + np.array(salt, feed["x"].dtype)}
         if self.spec.has_texts:
-            # Of its own row, so that a text at the wrong row is seen.
+            # Made from its own row, so that a text in the wrong row shows.
             ys = result["y"]
             result["s"] = [
                 f"T{int(ys[row][0])}" if text == f"t{int(feed['x'][row][0])}" else "torn"
@@ -297,7 +297,7 @@ class ModelOp(PlainOp):
             demand(log_id == expected, f"{self.name}: log_id {log_id}, not {expected}")
 
     def _act(self, request: RequestSpec, count: int) -> Any:
-        """Act out the fault of one request; what `process` returns because of it, or None."""
+        """Act out the fault of one request; return the result of `process`, or None."""
         fault, text = request.faults.get(self.name), mark(request.number, self.name)
         if fault is None:
             return None
@@ -332,7 +332,7 @@ class ModelOp(PlainOp):
 
 
 class AsyncOp(ModelOp):
-    """With a `process` that is a coroutine."""
+    """An Op whose `process` is a coroutine."""
 
     async def process(self, feed_batch: list[Any], typical_logid: int = 0) -> Any:
         (feed,) = feed_batch
@@ -353,7 +353,7 @@ class Asked(Schema):
 
 
 class OwnRequestOp(RequestOp):
-    """An unpack method of the user's, which runs in a thread."""
+    """A user's unpack method, which runs in a thread."""
 
     def __init__(self, script: Script) -> None:
         super().__init__()
@@ -370,7 +370,7 @@ class OwnRequestOp(RequestOp):
 
 
 class OwnResponseOp(ResponseOp):
-    """A pack method of the user's, which runs in a thread."""
+    """A user's pack method, which runs in a thread."""
 
     def __init__(self, script: Script, last: Op) -> None:
         super().__init__([last])
@@ -387,14 +387,14 @@ class OwnResponseOp(ResponseOp):
 
 
 def build(case: Case, script: Script) -> tuple[dict[str, Op], ResponseOp]:
-    """The case's Ops by name, and its end."""
+    """Return the case's Ops by name, and its ResponseOp."""
     request_op = OwnRequestOp(script) if case.own_edges else RequestOp()
     if case.has_schema:
         request_op = RequestOp(schema=Asked)
     made: dict[str, Op] = {REQUEST: request_op}
     for spec in case.ops:
         made[spec.name] = op = _class_of(spec)(spec, script, [made[name] for name in spec.inputs])
-        # The answer that is packed as text has none.
+        # An answer that is packed as text has no large value.
         op.is_loop = case.is_loop(spec) or bool(spec.loops_to)
         is_end = any(each.ways.get(spec.name, ()) is None for each in case.requests)
         is_end = is_end or case.last.name in (spec.name, *spec.jumps_to)
@@ -413,7 +413,7 @@ def _class_of(spec: OpSpec) -> type[PlainOp]:
 
 
 def config(case: Case) -> dict[str, Any]:
-    """The configuration of a case and its siblings, as in config.yml."""
+    """Return the configuration of a case and its siblings, as in config.yml."""
     settings: dict[str, Any] = {
         "rpc_port": 0,
         "queue_size": case.queue_size,

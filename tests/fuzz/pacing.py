@@ -1,4 +1,4 @@
-"""Which Ops count as quick: a case says it, as no Op of a case is at work often enough to tell."""
+"""Sets which Ops count as quick: no Op of a case runs often enough for the engine to measure it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHANGES = 0.15  # of the runs
 
 
 class Always(Pace, eq=False):
-    """The pace of an Op that is quick, whatever happens."""
+    """The pace of an Op that is always quick."""
 
     def took(self, ns: int, requests: int = 1) -> bool:
         return False
@@ -22,7 +22,7 @@ class Always(Pace, eq=False):
 
 
 class Switching(Pace, eq=False):
-    """The pace of an Op that is quick or slow, as a generator of random numbers has it."""
+    """The pace of an Op that is quick or slow at random."""
 
     rng: Any = None
 

@@ -1,7 +1,7 @@
 """Runs cases on real servers: threads, worker processes, shared memory, HTTP and gRPC.
 
 `python -m fuzz.real SEED COUNT` runs them in this process and prints a line of JSON for each;
-`Runner` does so in processes of their own, so that one that hangs or dies costs no more than that.
+`Runner` runs them in child processes, so that a hang or a crash costs only a few cases.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from pipeline.errors import OverloadedError
 from pipeline.proto import pipeline_service_pb2, pipeline_service_pb2_grpc
 from pipeline.system.event_loop import loop_factory
 
-_LATE_S = 3.0  # what a loaded machine may add to any time
+_LATE_S = 3.0  # the delay that a busy machine may add
 _SETTLE_S = 10.0
 _MOST_SETTLE_S = 25.0
-_HANG_S = 60.0  # a process that hangs is killed long before
-_LAG_S = 0.25  # a machine that stands still for so long makes timeouts of its own
+_HANG_S = 60.0  # the fuzzer kills a hanging process long before
+_LAG_S = 0.25  # a machine that stops for so long causes timeouts
 _PATIENCE_S = 180.0  # for one case
 _CASES_OF_A_CHILD = 12
-_MOST_SAID = 600  # characters of what a child said last
+_MOST_SAID = 600  # characters of a child's last output
 _ON_RAY = False
 
 
@@ -78,7 +78,7 @@ class RealWorld:
 
 
 def on_ray(config: dict[str, Any]) -> dict[str, Any]:
-    """The same with actors in the place of processes, where that was asked for."""
+    """Return a configuration, with actors instead of processes if `start_ray` was called."""
     for keys in config["op"].values() if _ON_RAY else ():
         if keys["workers"] == "process":
             keys |= {"workers": "ray", "ray": {"num_cpus": 0}}
@@ -86,7 +86,7 @@ def on_ray(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class RealEngine:
-    """One pipeline of a running server, asked at all of its doors."""
+    """One pipeline of a running server; requests come to all of its frontends."""
 
     def __init__(self, case: Case, server: PipelineServer, place: int) -> None:
         self.case = case
@@ -103,7 +103,7 @@ class RealEngine:
 
     @property
     def served(self) -> Any:
-        """The graph as the server has it."""
+        """The graph of the server."""
         return self.server._service._graphs[self.place]
 
     @property
@@ -111,7 +111,7 @@ class RealEngine:
         return self.executor.state()
 
     async def ask(self, spec: RequestSpec) -> Ending:
-        """One request from its arrival to its end, as its caller sees it."""
+        """Send a request at its time; return its ending."""
         await asyncio.sleep(spec.at_s)
         started = time.monotonic()
         task = asyncio.ensure_future(getattr(self, f"_ask_{spec.door}")(spec))
@@ -145,7 +145,7 @@ class RealEngine:
         return _of_response(spec, answer)
 
     def _raw(self, spec: RequestSpec) -> Any:
-        """What it is as a message. One without a name is for the first pipeline."""
+        """Return a request as a message. Without a name it is for the first pipeline."""
         name = self.name if self.place else ""
         fields = {"key": ["id"], "value": [str(spec.number)], "logid": spec.log_id}
         return pipeline_service_pb2.Request(name=name, **fields)
@@ -191,7 +191,7 @@ class RealEngine:
         return Ending(spec.number, "answer", text=data.get("value", repr(data)))
 
     async def _post(self, spec: RequestSpec, path: str, fields: Any) -> Any:
-        """The answer to a POST of JSON, or of a form with the request's file."""
+        """Return the answer to a POST of JSON, or of a form with the request's file."""
         timeout = f"grpc-timeout: {round(spec.deadline_s * 1e3)}m\r\n" if spec.deadline_s else ""
         if not spec.bulk:
             kind, body = "application/json", json.dumps(fields).encode()
@@ -206,7 +206,7 @@ class RealEngine:
         return await self.http("POST", path, f"{timeout}content-type: {kind}\r\n", body)
 
     async def http(self, method: str, path: str, headers: str = "", body: bytes = b"") -> Any:
-        """The body of an answer: parsed JSON, or text."""
+        """Return the body of an answer: parsed JSON, or text."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.http_port)
         try:
             head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}"
@@ -216,14 +216,14 @@ class RealEngine:
             writer.close()
         head_of, _, content = answer.partition(b"\r\n\r\n")
         if not head_of:
-            raise ConnectionResetError("hung up without an answer")
+            raise ConnectionResetError("the server closed the connection without an answer")
         is_json = b"application/json" in head_of
         return json.loads(content) if is_json else content.decode()
 
-    # After it ---------------------------------------------------------------------------------
+    # Afterwards ------------------------------------------------------------------------------
 
     async def settle(self, is_released: bool) -> None:
-        """Give what nobody waits for any more its time to end; then look at all gauges."""
+        """Give abandoned work time to end; then check all gauges."""
         ends = time.monotonic() + min(_MOST_SETTLE_S, _SETTLE_S + bound_s(self.case))
         while time.monotonic() < ends:
             is_stuck = is_released and any(op.workers.stuck for op in self.state.ops)
@@ -250,7 +250,7 @@ async def check_metrics(engine: RealEngine) -> None:
 
 
 async def check_memory(engines: list[RealEngine]) -> None:
-    """No block of shared memory is in use."""
+    """Check that no block of shared memory is in use."""
     for _ in range(100):
         gc.collect()
         blocks = objects = 0
@@ -266,12 +266,12 @@ async def check_memory(engines: list[RealEngine]) -> None:
 
 
 class Lag:
-    """How long the machine lets this process wait."""
+    """The longest delay of this process by a busy machine."""
 
     most_s = 0.0
 
     async def watch(self) -> None:
-        """Look until the task is cancelled."""
+        """Measure until the task is cancelled."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(0.01)
@@ -348,7 +348,7 @@ async def _asked(engine: RealEngine) -> None:
 
 
 async def _stop_amidst(server: PipelineServer, engines: list[RealEngine], after_s: float) -> None:
-    """Stop the server while it works; what hangs in threads comes back a little later."""
+    """Stop the server while it works; hanging threads return 0.5 s later."""
     await asyncio.sleep(after_s)
     for engine in engines:
         asyncio.get_running_loop().call_later(0.5, engine.world.release.set)
@@ -371,7 +371,7 @@ async def _lag_watched(lag: Lag) -> AsyncIterator[None]:
 
 
 def may_be_slowness(finding: str) -> bool:
-    """Whether a machine that stood still may be the reason."""
+    """Whether a busy machine may be the reason of a finding."""
     return "code=6000" in finding or " took " in finding
 
 
@@ -386,7 +386,7 @@ def _holdings() -> dict[str, Any]:
 
 
 def _left(before: dict[str, Any]) -> list[str]:
-    """What a stopped server has left behind."""
+    """Return what a stopped server has left: threads, children, shared memory."""
     for _ in range(150):
         after = _holdings()
         more = {name: after[name] - before[name] for name in after if after[name] - before[name]}
@@ -397,11 +397,11 @@ def _left(before: dict[str, Any]) -> list[str]:
 
 
 def _open_files(most: int) -> dict[str, str]:
-    """Where each descriptor leads; of more than `most` gRPC's threads may still close some."""
+    """Return the target of each descriptor; wait while gRPC's threads may close some of them."""
     for _ in range(150):
         links = {}
         for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # that of the folder itself
+            with contextlib.suppress(OSError):  # the descriptor of the folder itself
                 links[number] = os.readlink(f"/proc/self/fd/{number}")
         if len(links) <= most:
             break
@@ -410,7 +410,7 @@ def _open_files(most: int) -> dict[str, str]:
 
 
 def start_ray() -> None:
-    """Have all cases of this process use one cluster, on this machine."""
+    """Start one cluster on this machine for all cases of this process."""
     global _ON_RAY, _LATE_S
     import ray
 
@@ -423,7 +423,7 @@ def start_ray() -> None:
 
 
 def main() -> int:
-    """Run cases here; one line of JSON each."""
+    """Run cases here; print a line of JSON for each."""
     parser = argparse.ArgumentParser(prog="python -m fuzz.real")
     parser.add_argument("seed", type=int)
     parser.add_argument("count", type=int)
@@ -443,7 +443,7 @@ def main() -> int:
         if given.only:
             case = case.only([int(each) for each in given.only.split(",")])
         findings = run(case)
-        # gRPC keeps a few descriptors from its first use on.
+        # gRPC keeps a few descriptors after its first use.
         most = max(map(len, files[:2])) + 2 if len(files) > 1 else sys.maxsize
         files.append(_open_files(most))
         if len(files[-1]) > most:
@@ -454,7 +454,7 @@ def main() -> int:
     return 0
 
 
-# Processes of their own -------------------------------------------------------------------------
+# Child processes -----------------------------------------------------------------------
 
 
 class Runner:
@@ -469,14 +469,14 @@ class Runner:
         self._buffer = b""
 
     def again(self, seed: int) -> bool:
-        """Whether this case fails if it is run alone."""
+        """Run a case alone; return whether it fails."""
         self.close()
         findings = self.run(seed, 1)[1]
         self.close()
         return bool(findings)
 
     def run(self, seed: int, more: int = _CASES_OF_A_CHILD) -> tuple[int, list[str]]:
-        """(requests, findings) of the case of this seed."""
+        """Run the case of this seed; return the number of its requests, and the findings."""
         if self._child is None or not self._left or seed != self._next:
             self.close()
             self._start(seed, more)
@@ -503,7 +503,7 @@ class Runner:
             )
 
     def _line(self) -> bytes | None:
-        """The next line of the child; None if it ended or says nothing for too long."""
+        """Return the next line of the child; None if it has ended or is silent for too long."""
         assert self._child is not None
         assert self._child.stdout is not None
         ends = time.monotonic() + _PATIENCE_S
@@ -552,7 +552,7 @@ class Runner:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """In which a child finds this package, and writes its logs into `folder`."""
+    """Return the environment of a child: it finds this package, and logs into `folder`."""
     ours = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "SERVING_LOG_PATH": folder, "PYTHONPATH": path}

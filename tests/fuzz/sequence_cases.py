@@ -1,8 +1,8 @@
-"""Random graphs with Ops that have sequences, for `fuzz.sequences`, and what may come of a request.
+"""Random graphs with Ops that have sequences, for `fuzz.sequences`, and a judge of the endings.
 
-An Op with sequences keeps, in each slot of each worker's copy, the numbers of the requests that it
-was stepped with since the sequence began, and every answer has them. So an answer tells whether its
-sequence was whole, in order and alone.
+An Op with sequences keeps, in each slot of each worker's copy, the numbers of the requests of the
+sequence so far, and puts them into every answer. So an answer shows whether its sequence was
+complete, in order and not mixed with others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.engine.request import RequestTarget
 READ = "@DAGExecutor"
 MOST_OPS, MOST_IDS, MOST_STEPS = 6, 8, 7
 CUT, KEPT = "cut", "kept"
-"""An Op that leaves little of a request, and one that keeps its answers to that."""
+"""An Op that makes requests alike, and an Op after it that has a cache of its answers."""
 
 KILLERS = ("hang", "crash")
 """Faults that cost a worker."""
@@ -41,7 +41,7 @@ _CONTROLS = (
 class Node:
     """One Op; with `strategy` it has sequences. `settings`: the rest of its configuration.
 
-    `has_state`: what it remembers is declared as `state`, `is_kept`: also by the server.
+    `has_state`: it declares its memory as `state`; `is_kept`: the server has a checkpoint of it.
     """
 
     name: str
@@ -76,10 +76,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Step:
-    """One request, which comes `at_s`; with `follows` so long after the last one of its id ended.
+    """One request, which comes `at_s`; with `follows` this time counts from the end of the
+    request before it with the same id.
 
-    `is_word`: it is nothing but the end of its sequence. `faults` and `delays_s` are by Op, `ways`
-    those who get the answer of an Op, where not all do.
+    `is_word`: it only ends its sequence. `faults`, `delays_s` and `ways` are by Op; `ways` has the
+    readers that get the answer of an Op, where not all do.
     """
 
     number: int
@@ -115,8 +116,8 @@ class Step:
 class Case:
     """A whole case; `fuse` and `origin` are for `fuzz.pacing`.
 
-    `lasting_ms`: `max_idle_ms` of an Op whose sequences are not reaped while anything comes.
-    `kills`: (when, of which Op) some worker is killed, be it idle or not.
+    `lasting_ms`: `max_idle_ms` of an Op whose sequences are not reaped while requests come.
+    `kills`: (time, Op) of the kills of workers, whether idle or busy.
     """
 
     nodes: tuple[Node, ...]
@@ -158,12 +159,12 @@ class Case:
         return replace(self, steps=tuple(step for step in self.steps if step.number in numbers))
 
 
-# Making one -----------------------------------------------------------------------------------
+# Generator -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How long things take, seconds; `lasting_ms` as in Case."""
+    """The times of a case, in seconds; `lasting_ms` as in Case."""
 
     delay_s: float
     over_s: float
@@ -178,7 +179,7 @@ REAL = Scale(0.005, 0.2, 0.4, (0.02, 0.4), 60, 3000)
 
 
 def made_case(seed: int, scale: Scale = VIRTUAL, without: Sequence[str] = ()) -> Case:
-    """The case of a seed. `without`: "processes", "faults", "leaves", "idle", "ways",
+    """Return the case of a seed. `without`: "processes", "faults", "leaves", "idle", "ways",
     "state", "priorities", "caches".
     """
     return _Maker(random.Random(f"sequences {seed}"), scale, without).case(f"seed {seed}")
@@ -189,7 +190,7 @@ class _Maker:
         self.rng = rng
         self.scale = scale
         self.without = without
-        self.is_calm = rng.random() < 0.35  # then all is known beforehand
+        self.is_calm = rng.random() < 0.35  # then every ending is known in advance
 
     def chance(self, share: float) -> bool:
         return self.rng.random() < share
@@ -221,9 +222,9 @@ class _Maker:
         return case if "caches" in self.without else _with_kept_answers(dice, case)
 
     def kills(self, case: Case) -> list[tuple[float, str]]:
-        """When workers are killed; in calm cases only where that does no harm.
+        """Return the kills of workers; in calm cases only harmless ones.
 
-        Twice at most: with the third one a request that was alone each time is given up.
+        At most two: at the third kill the engine gives up a request that was alone each time.
         """
         rng = self.rng
         mortal = [node for node in case.nodes if node.workers == "process"]
@@ -306,7 +307,7 @@ class _Maker:
         return [replace(step, number=number) for number, step in enumerate(found, 1)]
 
     def sequence(self, case: Case, id: int | str) -> list[Step]:
-        """The requests of one id; odd ones begin anew, or have no start, or no end."""
+        """Return the requests of one id; odd ones start again, or lack a start or an end."""
         rng, over_s = self.rng, self.scale.over_s
         count = rng.choice((1, 2, 3, 5, MOST_STEPS))
         begins_s = rng.choice((0.0, 0.0, round(rng.uniform(0, over_s), 3)))
@@ -358,9 +359,8 @@ class _Maker:
         kinds = ["raise", "raise"]
         if step.is_word:
             return step
-        if (
-            not (node.strategy and step.start) or node.has_state
-        ):  # what the slot has would be another sequence's
+        # Without declared state a slot whose start is lost keeps the state of another sequence.
+        if not (node.strategy and step.start) or node.has_state:
             kinds.append("raise_pre")
         if node.timeout_s is not None:
             kinds += ["hang"] * 2
@@ -370,7 +370,7 @@ class _Maker:
 
 
 def _with_priorities(dice: random.Random, case: Case) -> Case:
-    """Have requests overtake each other by their priority before Ops with sequences."""
+    """Let requests overtake each other by priority before Ops with sequences."""
     levels = {"priority_levels": 3, "default_priority_level": 2}
     nodes = []
     for node in case.nodes:
@@ -384,10 +384,10 @@ def _with_priorities(dice: random.Random, case: Case) -> Case:
 
 
 def _with_kept_answers(dice: random.Random, case: Case) -> Case:
-    """Have one of the Ops read kept answers, too: some come at once, others do not."""
+    """Let one of the Ops also read answers of a cache: some come at once, others do not."""
     if dice.random() < 0.6:
         return case
-    # Which one gets what was asked itself, whatever way that goes elsewhere.
+    # This Op reads the request itself, wherever else the request goes.
     reader = dice.choice([node for node in case.nodes if READ in node.inputs]).name
     kept = Node(KEPT, (CUT,), concurrency=2, settings={"response_cache": True})
     others = (
@@ -410,7 +410,7 @@ class World(Protocol):
 
 @dataclass
 class Script:
-    """What the Ops of a case know of it. `complain` is told what the engine did wrong to them."""
+    """The part of a case that its Ops need. `complain` receives defects of the engine."""
 
     case: Case
     world: World
@@ -421,7 +421,7 @@ class Script:
 
 
 class StepOp(Op):
-    """Passes numbers on, with what Ops with sequences before it have told."""
+    """Passes a number on, with the reports of the Ops with sequences before it."""
 
     script: Script
     spec: Node
@@ -443,7 +443,7 @@ class StepOp(Op):
         return {"number": feed_batch[0]["number"], "told": [""] * len(numbers)}
 
     def act(self, numbers: Sequence[int]) -> None:
-        """Take the time that these requests take here, and do what befalls them."""
+        """Take the time of these requests, and act out their faults."""
         world, steps = self.script.world, [self.script.steps[number] for number in numbers]
         if len(numbers) > self.spec.batch_size:
             self.script.complain(f"{self.name}: {len(numbers)} requests in a batch")
@@ -476,7 +476,7 @@ class StepOp(Op):
 
 
 class CutOp(StepOp):
-    """Leaves of a request what others have, too."""
+    """Reduces a request to a number that other requests also have."""
 
     def preprocess(self, input_dicts):
         ((_, asked),) = input_dicts.items()
@@ -489,7 +489,7 @@ class CutOp(StepOp):
 
 
 class KeptOp(StepOp):
-    """Takes its time for what it was not asked before."""
+    """Takes time; its answers are in a cache."""
 
     def preprocess(self, input_dicts):
         ((_, asked),) = input_dicts.items()
@@ -509,9 +509,9 @@ def _same(number: int) -> int:
 
 
 class KeepingOp(StepOp):
-    """One with sequences: says with which requests it was stepped. Each copy has seats of its own.
+    """An Op with sequences, which reports the requests of each. Each copy has its own seats.
 
-    `seats`: by slot, [the id, numbers of its requests].
+    `seats`: by slot, (the id, the numbers of its requests).
     """
 
     seats: dict[int, tuple[Any, list[int]]]
@@ -549,7 +549,7 @@ class KeepingOp(StepOp):
         for number, step in zip(numbers, steps, strict=True):
             said = self.script.steps[number]
             if (said.id, said.start, said.end) != (step.id, step.start, step.end):
-                complain(f"{self.name}: {number} is told that it is {step}")
+                complain(f"{self.name}: {number} has the context {step}")
         if len(set(slots)) < len(slots) or not set(slots) <= set(range(self.spec.slots)):
             complain(f"{self.name}: a batch has the slots {slots} of {self.spec.slots}")
         if self.spec.strategy == "direct" and slots != sorted(slots):
@@ -557,7 +557,7 @@ class KeepingOp(StepOp):
 
 
 class StatedOp(KeepingOp):
-    """One whose requests are in a declared state: it keeps nothing itself."""
+    """An Op with sequences in a declared state: it keeps nothing itself."""
 
     def process(self, feed_batch, *, context):
         feed, steps = feed_batch[0], [each.sequence for each in context]
@@ -592,7 +592,7 @@ class StatedOp(KeepingOp):
 
 
 def built(case: Case, script: Script) -> tuple[dict[str, StepOp], ResponseOp]:
-    """The case's Ops by name, and its end."""
+    """Return the case's Ops by name, and its ResponseOp."""
     made: dict[str, Op] = {READ: RequestOp()}
     for spec in case.nodes:
         kind = StatedOp if spec.has_state else KeepingOp if spec.strategy else StepOp
@@ -603,11 +603,11 @@ def built(case: Case, script: Script) -> tuple[dict[str, StepOp], ResponseOp]:
 
 
 def mark(number: int, op: str) -> str:
-    """What stands in the text of an error that a request brought about at an Op."""
+    """Return the mark in the text of an error that a request causes at an Op."""
     return f"<r{number}@{op}>"
 
 
-# What may come of it ------------------------------------------------------------------------------
+# Judge ----------------------------------------------------------------------------
 
 
 @dataclass
@@ -625,12 +625,12 @@ class Ending:
 
 
 class Judge:
-    """Holds the endings of a case to what may be. `order`: numbers of the requests as they began.
+    """Checks the endings of a case. `order`: the numbers of the requests as they began.
 
-    Of an id that nothing befell all is known: the same walk over its requests that the scheduler
-    makes. Of the others it is looked whether each error has a reason, and each answer's sequence is
-    whole: it begins with a start, has none but its own, in order, and none is missing of which its
-    caller was not told.
+    The endings of an id without any disturbance are known exactly, by the walk over its requests
+    that the scheduler makes. For other ids, each error needs a reason, and each answer's sequence
+    has to be complete: it begins with a start, has only its own requests, in order, and a request
+    is missing only if its caller got an error.
     """
 
     def __init__(self, case: Case, order: Sequence[int], endings: dict[int, Ending]) -> None:
@@ -670,7 +670,7 @@ class Judge:
     # Which Ops ----------------------------------------------------------------------------------
 
     def _visited(self, step: Step) -> list[str]:
-        """The Ops that a request comes to, if nothing befalls it."""
+        """Return the Ops that a request reaches without a fault."""
         comes = {READ}
         for node in self.case.nodes:
             if any(
@@ -684,7 +684,7 @@ class Judge:
         return self.case.nodes[-1].name not in self.visits[step.number]
 
     def _above(self, name: str) -> set[str]:
-        """All that leads to an Op."""
+        """Return the names of all Ops that lead to an Op."""
         node = self.case.node(name)
         found = set(node.inputs) - {READ}
         return found.union(*(self._above(each) for each in found)) if found else found
@@ -705,13 +705,13 @@ class Judge:
         if any(name in visited and not case.node(name).is_kept for _, name in case.kills):
             return True
         if len(case.stateful) > 1 and any(step.follows for step in steps) and self._is_any_open():
-            return True  # it waits elsewhere until another one is reaped, and is so meanwhile
+            return True  # it may be reaped while it waits until another sequence is reaped
         if any(step.ways for step in steps) or len(case.stateful) > 1:
             return not self._is_in_a_row(steps)
         return False
 
     def _is_shared(self, visited: set[str], other: Step) -> bool:
-        """Whether what befalls a request may befall others at these Ops, too."""
+        """Whether a fault of a request may also affect others at these Ops."""
         faults = {name: fault for name, fault in other.faults.items() if name in visited}
         return any(
             fault not in ("raise_pre", "crash") or not self.case.node(name).is_kept
@@ -719,11 +719,11 @@ class Judge:
         )
 
     def _is_any_open(self) -> bool:
-        """Whether any id's requests leave a sequence without an end."""
+        """Whether any id has a sequence without an end."""
         return any(not steps[-1].end for id, steps in self.by_id.items() if id)
 
     def _is_in_a_row(self, steps: Sequence[Step]) -> bool:
-        """Whether an error at one Op with sequences cannot meet its request at another one."""
+        """Whether all Ops with sequences are in a row: none runs after another one has failed."""
         names = [node.name for node in self.case.stateful]
         return all(one in self._above(other) for one, other in itertools.pairwise(names))
 
@@ -758,7 +758,7 @@ class Judge:
                     "its first request must have sequence_start"
                     not in self.endings[step.number].text
                 ):
-                    self._say(step, "should be told of START")
+                    self._say(step, "should be refused without a start")
             elif not self.endings[step.number].is_good:
                 self._say(step, "should be answered")
 
@@ -796,7 +796,7 @@ class Judge:
         if not (its[0].start or has_lost_start) or any(each.start for each in its[1:]):
             self._say(step, f"does not begin with its only start at {name}")
         if any(each.end for each in its[:-1]):
-            self._say(step, f"goes on behind an end at {name}")
+            self._say(step, f"continues after an end at {name}")
         places = [self.place[each.number] for each in its]
         if places != sorted(places):
             self._say(step, f"is out of order at {name}")
@@ -806,11 +806,11 @@ class Judge:
                 self._say(step, f"misses {each.number} at {name}, {self._ended(each)}")
 
     def _may_be_missing(self, step: Step, node: Node) -> bool:
-        """Whether a sequence goes on at an Op without one of its requests."""
+        """Whether a sequence continues at an Op without one of its requests."""
         ending = self.endings[step.number]
         if ending.kind == "refused":
             return True
-        if step.start or step.end:  # also where it goes another way
+        if step.start or step.end:  # also if it takes another path
             return False
         if node.name not in self.visits[step.number]:
             return True

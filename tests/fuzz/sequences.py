@@ -1,8 +1,8 @@
-"""`python -m fuzz.sequences`: random graphs with sequences, held to what may come of each request.
+"""`python -m fuzz.sequences`: random graphs with sequences; checks the ending of each request.
 
-Ops with sequences of both strategies, in threads and processes, behind and beside others with
-several workers; many ids at once, pipelined, odd starts and ends; errors, workers that are lost,
-callers who leave or are late. The engine runs on a virtual clock, so a seed is the same case every
+Ops have sequences of both strategies, in threads and processes, after and parallel to Ops with
+several workers. Many ids come at once, with odd starts and ends; there are errors, lost workers,
+cancels and deadlines. The engine runs on a virtual clock, so that a seed gives the same case every
 time.
 """
 
@@ -43,7 +43,7 @@ _STRANDS = Strands()
 
 
 class Addressed(VirtualWorkers):
-    """Workers that run a batch with places where it was made for, or lose it."""
+    """Workers that run a batch with places only on the worker that it is for, or lose it."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -62,7 +62,7 @@ class Addressed(VirtualWorkers):
         super()._crash(worker, job)
 
     def kill(self) -> None:
-        """Kill one of them, be it idle or not."""
+        """Kill one of them, whether it is idle or busy."""
         worker = self._workers[-1] if self._workers else None
         if worker is None or worker.is_lent or self._is_stopped:
             return
@@ -76,7 +76,7 @@ class Addressed(VirtualWorkers):
         self.owner.workers_changed()
 
     def _is_another(self, number: int) -> None:
-        """A worker is lost: so are the batches that it alone could run."""
+        """Count a lost worker; report the batches that only it could run as lost."""
         self._lives[number] = self._lives.get(number, 0) + 1
         lost = [job for job in self._queue if _is_bound(job) and job.worker == number]
         self._queue = [job for job in self._queue if job not in lost]
@@ -101,11 +101,11 @@ def _is_for(job: Any, worker: VirtualWorker) -> bool:
 
 
 class AddressedThreads(Addressed, VirtualThreads):
-    """The same, which also lend."""
+    """The same workers, which can also be lent."""
 
 
 class One(UnarySink):
-    """Takes down how a request ends; `then` is called once it has."""
+    """Records the ending of a request, and calls `then`."""
 
     def __init__(self, ending: Ending, complain: Callable[[str], None]) -> None:
         self.ending = ending
@@ -127,13 +127,13 @@ def take_down(ending: Ending, answer: Any) -> None:
         ending.kind, ending.code = "error", int(answer.error.code)
         ending.text = str(answer.error)
         return
-    told = json.loads(answer.payload.get("told", "{}"))  # nothing: of the end of a sequence alone
+    told = json.loads(answer.payload.get("told", "{}"))  # none if it only ends a sequence
     ending.kind = "answer"
     ending.told = {op: [int(each) for each in text.split(",")] for op, text in told.items()}
 
 
 class Callers:
-    """Sends the requests of a case to an engine, in order, and takes down how they end."""
+    """Sends the requests of a case to an engine, in order, and records their endings."""
 
     def __init__(self, engine: Any, case: Case, loop: Any, complain: Callable[[str], None]) -> None:
         self.engine = engine
@@ -198,7 +198,7 @@ def _id_of(step: Step) -> Any:
 
 
 class Host:
-    """What virtual workers need of whoever runs a case."""
+    """The runner of a case, as virtual workers see it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -226,7 +226,7 @@ class Host:
 
 
 def run(case: Case) -> list[str]:
-    """What is wrong with the engine, as far as this case shows it."""
+    """Return the defects of the engine that this case shows."""
     loop = VirtualLoop()
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -254,7 +254,7 @@ async def _run(case: Case, loop: asyncio.AbstractEventLoop) -> list[str]:
     for at_s, name in case.kills:
         loop.call_later(at_s, host.kill, name)
     ends = loop.time() + _OVER_S
-    while not callers.is_over and loop.time() < ends:  # noqa: ASYNC110  # nobody tells
+    while not callers.is_over and loop.time() < ends:  # noqa: ASYNC110  # there is no event for it
         await asyncio.sleep(0.5)
     wrong = host.wrong + Judge(case, callers.order, callers.endings).findings()
     await asyncio.sleep(1.0)
@@ -269,7 +269,7 @@ async def _run(case: Case, loop: asyncio.AbstractEventLoop) -> list[str]:
 
 
 def left_over(engine: Any) -> list[str]:
-    """What there is of requests and sequences when all of them are over."""
+    """Return the requests and sequences that the engine still has after the end of all."""
     state, wrong = engine.state(), []
     if state.inside or state.waiting:
         wrong.append(f"inside {state.inside}, waiting {state.waiting} after the last answer")
@@ -297,7 +297,7 @@ def left_over(engine: Any) -> list[str]:
 
 
 def shrunk(case: Case, fails: Callable[[Case], list[str]]) -> tuple[Case, list[str]]:
-    """The fewest requests that still show it, leaving out one after the other."""
+    """Return a case with as few requests as still show a finding, leaving out one at a time."""
     findings = fails(case)
     for step in list(case.steps):
         fewer = case.only([each.number for each in case.steps if each.number != step.number])

@@ -1,7 +1,7 @@
 """`python -m fuzz.sequences_real`: the cases of `fuzz.sequences` on threads and processes.
 
-The clock is the machine's, so a seed is the same case, but not the same order of things. Processes
-end themselves, or are killed at some time.
+The clock is real: a seed gives the same case, but not the same order of events. Processes
+end themselves, or the fuzzer kills them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REPEATS = 2
 
 
 class RealWorld:
-    """The machine's own time; a crash is a SIGKILL."""
+    """Real time; a crash is a SIGKILL."""
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -43,7 +43,7 @@ class RealWorld:
 
 
 class Complaints:
-    """A file in which any process writes what is wrong."""
+    """A file in which each process writes its findings."""
 
     def __init__(self) -> None:
         handle, path = tempfile.mkstemp()
@@ -52,7 +52,7 @@ class Complaints:
         os.unlink(path)
 
     def __getstate__(self) -> dict[str, str]:
-        """For a process that was not forked from this one, but is beside it."""
+        """Return the state for a process of this machine that was not forked from this one."""
         return {"path": f"/proc/{os.getpid()}/fd/{self._handle}"}
 
     def __setstate__(self, state: dict[str, str]) -> None:
@@ -69,7 +69,7 @@ class Complaints:
 
 
 def run(case: Case) -> list[str]:
-    """What is wrong with the engine, as far as this case shows it."""
+    """Return the defects of the engine that this case shows."""
     complaints = Complaints()
     try:
         return asyncio.run(_run(case, complaints))
@@ -107,10 +107,10 @@ def _kill(engine: Any, name: str, rng: random.Random) -> None:
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
-    """Wait for something, for so long as one has patience; and for callers to come."""
+    """Wait until callers have come and `is_so`, or until the patience ends."""
     ends = time.monotonic() + _PATIENCE_S
     await asyncio.sleep(0.05)
-    while not is_so() and time.monotonic() < ends:  # noqa: ASYNC110  # nobody tells
+    while not is_so() and time.monotonic() < ends:  # noqa: ASYNC110  # there is no event for it
         await asyncio.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Makes a case that shows a finding smaller: as few requests as still show it."""
+"""Shrinks a case that shows a finding to as few requests as still show it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_RUNS = 120
 
 
 def shrunk(case: Case, run: Callable[[Case], list[str]]) -> tuple[Case, list[str]]:
-    """The smallest case that was found with findings of the same kind, and these."""
+    """Return the smallest case found with findings of the same kind, and these findings."""
     findings = run(case)
     wanted = kind_of(findings[0]) if findings else ""
     runs, chunk = 0, max(1, case.count // 2)
@@ -31,6 +31,6 @@ def shrunk(case: Case, run: Callable[[Case], list[str]]) -> tuple[Case, list[str
 
 
 def kind_of(finding: str) -> str:
-    """What findings of one cause have in common: the words, without names and numbers."""
+    """Return the words of a finding without names and numbers: equal for one cause."""
     words = finding.split("{", 1)[0].split("(", 1)[0].split(":", 1)[0].split()
     return " ".join(word for word in words if word.isalpha() or "-" in word)[:60]

@@ -1,7 +1,7 @@
 """`python -m fuzz.sockets`: the cases of `fuzz.streams` on real servers, asked by WebSockets.
 
-Each connection carries several requests, with or without credit. Callers take parts at once or
-slowly, cancel, hang up in the middle, and send messages that are not requests.
+Each connection carries several requests, with or without credit. Callers read parts at once or
+slowly, cancel, close the connection in the middle, and send messages that are not requests.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Connection:
         self._reading: asyncio.Task[None] | None = None
 
     async def open(self, port: int) -> None:
-        """Connect, and have the callers begin when each wants to."""
+        """Connect, and schedule the requests of the callers."""
         loop = asyncio.get_running_loop()
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
         query = "" if self.credit is None else f"?credit={self.credit}"
@@ -94,7 +94,7 @@ class Connection:
             caller.has_left = True
             self._cancelled[number] = len(self._by_number)
             self._say(b'{"cancel": %d}' % number)
-            self._say_nonsense()  # its answer tells that the cancel was taken
+            self._say_nonsense()  # its answer shows that the server has taken the cancel
 
     def _give(self, count: int) -> None:
         """Give credit, as long as a caller waits for something."""
@@ -126,7 +126,7 @@ class Connection:
     def _take(self, message: dict[str, Any]) -> None:
         number = message["request"]
         if number in self._silent:
-            self.wrong.append(f"{message} behind an answer to a request that followed its cancel")
+            self.wrong.append(f"{message} after an answer to a request that followed its cancel")
         self._silent |= {one for one, later in self._cancelled.items() if number >= later}
         if number not in self._by_number:
             self.wrong.append(f"an answer to a request that was not sent: {message}")
@@ -150,7 +150,7 @@ class Connection:
             if self._room < 0:
                 self.wrong.append(f"{caller.text}: more parts than there is credit for")
         if not caller.has_left and not caller.is_open:
-            self.wrong.append(f"{caller.text}: a part behind the end")
+            self.wrong.append(f"{caller.text}: a part after the end")
         caller.parts.append(text)
         if caller.kind == "slow":
             asyncio.get_running_loop().call_later(caller.pause_s, self._give, 1)
@@ -158,7 +158,7 @@ class Connection:
             self._give(1)
 
     def hang_up(self) -> None:
-        """Leave, by a close frame or without."""
+        """Close the connection, with or without a close frame."""
         self.hangs_up_s = 0.0
         for caller in self.callers:
             caller.has_left |= caller.is_open
@@ -168,7 +168,7 @@ class Connection:
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """End the connection; the server has to let it go."""
+        """End the connection, and wait until the server has closed it."""
         self.hang_up()
         if self._reading is not None:
             await self._reading

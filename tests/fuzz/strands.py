@@ -1,7 +1,7 @@
 """Strands: threads that run only while the event loop waits for them, on its virtual clock.
 
-User code that sleeps, hangs or crashes gives control back to the loop; so what runs when is up to
-the loop's timers alone, and every run of a case is the same.
+User code that sleeps, hangs or crashes gives control back to the loop. So the loop's timers alone
+decide the order of events, and every run of a case is the same.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class Ended(BaseException):
 
 @dataclass(frozen=True)
 class Wish:
-    """What a strand gave control back for. kind: "sleep", "hang", "crash" or "done"."""
+    """The reason why a strand gave control back. kind: "sleep", "hang", "crash" or "done"."""
 
     kind: str
     seconds: float | None = None
 
 
 class Strand:
-    """One thread; runs one task after the other, a step at a time."""
+    """A thread that runs one task after the other, a step at a time."""
 
     def __init__(self) -> None:
         self._go = threading.Semaphore(0)
@@ -37,25 +37,25 @@ class Strand:
         self._thread.start()
 
     def begin(self, task: Callable[[], None]) -> None:
-        """Have `task` run with the next steps."""
+        """Run `task` with the next steps."""
         self._task = task
         self._is_killed = False
         self.error = None
 
     def step(self) -> Wish:
-        """Let it run until it wishes for something."""
+        """Let the strand run until its next wish."""
         self._go.release()
         self._back.acquire()
         return self._wish
 
     def kill(self) -> None:
-        """End its task at the place where it waits."""
+        """End its task where it waits."""
         self._is_killed = True
         while self.step().kind != "done":
             pass
 
     def wait_for(self, wish: Wish) -> None:
-        """Called by the strand itself."""
+        """Give control back; the strand itself calls this."""
         self.end_if_killed()
         self._wish = wish
         self._back.release()
@@ -63,7 +63,10 @@ class Strand:
         self.end_if_killed()
 
     def end_if_killed(self) -> None:
-        """Called by the strand itself. What catches this goes on in a process that is no more."""
+        """Raise Ended in a strand that was killed; the strand itself calls this.
+
+        Code that catches it runs in a process that has ended.
+        """
         if self._is_killed:
             raise Ended
 
@@ -78,7 +81,7 @@ class Strand:
                 task()
             except BaseException as error:  # of the engine's own code: a finding
                 self.error = error
-            self._task = task = None  # which holds whatever it worked on
+            self._task = task = None  # a task refers to its job
             self._wish = Wish("done")
             self._back.release()
 
@@ -96,7 +99,7 @@ _CURRENT = _Current()
 
 
 class Strands:
-    """Those that are free, so that cases need not start threads."""
+    """The free strands, so that cases need not start threads."""
 
     def __init__(self) -> None:
         self._free: list[Strand] = []

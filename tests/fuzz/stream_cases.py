@@ -1,6 +1,6 @@
 """Random graphs with streams for `fuzz.streams`, and a plain evaluation of them.
 
-What an Op does with a text is told by the text and its name: so the model knows it as well.
+The text and the name of an Op decide what it does, so that the model knows it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _MOST_LOOPS = 3
 _PAUSES_S = (0.001, 0.005, 0.025)  # the last one is more than a slice
 HANG_S = 0.6
 TIMEOUT_MS = 200
-"""Of Ops that hang now and then."""
+"""The timeout of Ops that sometimes hang."""
 _COUNT = {"input_name": "count", "output_name": "next", "data_type": "INT64", "dims": [1]}
 ERROR = object()
 """Ends a list of parts that ends with an error."""
 ABSENT = object()
-"""Stands for a part that went nowhere."""
+"""Stands for a part that no Op gets."""
 
 
 def chance(text: str, share: float) -> bool:
-    """Whether something happens to a text: the same in the model and in the Op."""
+    """Whether something happens to a text; equal in the model and in the Op."""
     return zlib.crc32(text.encode()) % 1000 < share * 1000
 
 
@@ -47,36 +47,36 @@ class World(Protocol):
 
 
 class RealWorld:
-    """The machine's own time."""
+    """Real time."""
 
     sleep = hang = staticmethod(time.sleep)
 
 
 class Unsendable:
-    """Cannot go to another process."""
+    """A value that cannot be sent to another process."""
 
     def __reduce__(self) -> Any:
-        raise TypeError("it stays where it is")
+        raise TypeError("it cannot be sent")
 
 
 class Unreadable:
-    """Can, and cannot be opened there."""
+    """A value that can be sent, and cannot be opened there."""
 
     def __reduce__(self) -> Any:
         return _raise, ()
 
 
 def _raise() -> None:
-    raise ValueError("it is none")
+    raise ValueError("it cannot be opened")
 
 
 class FuzzedOp(Op):
-    """What all of them do: put texts together; fail, send parts elsewhere, by what the text says.
+    """The base of all Ops: joins texts; fails or sends parts elsewhere, as the text decides.
 
-    `steers`: how often a part goes to some of the `readers` only, or to none; `answers`: how often
-    it is the answer of all; `loops`: how often it goes back to `loop`; `pauses`: how often it takes
-    a while; `hangs`: longer than the Op's timeout; `holds`: how often a part cannot be sent, or
-    opened; `skips`: how often there is no `process`.
+    The numbers are shares: `steers`: of parts that go to some of the `readers` only, or to none;
+    `answers`: that are the answer of the request; `loops`: that go back to `loop`; `pauses`: that
+    take some time; `hangs`: longer than the Op's timeout; `holds`: that cannot be sent, or opened;
+    `skips`: of requests without `process`.
     """
 
     fails = steers = answers = loops = crashes = pauses = hangs = holds = skips = 0.0
@@ -84,7 +84,7 @@ class FuzzedOp(Op):
     loop = ""
     readers: Sequence[str] = ()
     most, breaks = 5, True
-    open: Any  # [how many generators of its case are]
+    open: Any  # [the number of open generators of the case]
 
     def joined(self, input_dicts: dict[str, Any]) -> str:
         inputs = []
@@ -101,7 +101,7 @@ class FuzzedOp(Op):
         return text
 
     def crash(self, text: str) -> None:
-        """Ends the process; `crashes` is above 0 in real ones only. Or takes some time."""
+        """End the process (`crashes` is above 0 in real ones only), hang or pause."""
         if chance("crash" + text, self.crashes):
             os._exit(3)
         if chance("hang" + text, self.hangs):
@@ -110,7 +110,7 @@ class FuzzedOp(Op):
             self.world.sleep(_PAUSES_S[zlib.crc32(text.encode()) % len(_PAUSES_S)])
 
     def way(self, text: str) -> tuple[str, ...] | None:
-        """Who gets an answer; None: all that read it."""
+        """Return the readers that get an answer; None: all of them."""
         if self.loop and chance("loop" + text, self.loops):
             return (self.loop,)
         if not chance("steer" + text, self.steers):
@@ -136,7 +136,7 @@ class FuzzedOp(Op):
 
 
 def parts_of(op: FuzzedOp, text: str) -> list[Any]:
-    """The texts that an Op's generator makes of one text, perhaps with an error at the end."""
+    """Return the texts that an Op's generator makes from a text, possibly with ERROR at the end."""
     if op.skips and chance("skip" + text, op.skips):
         return [text]
     count = zlib.crc32(f"{op.name}{text}".encode()) % op.most
@@ -201,7 +201,7 @@ class MakesInBatches(FuzzedOp):
             number = 0
             while left:
                 if self.how == "done":
-                    # One that has no part at all cannot say so here.
+                    # A request without any part cannot end here.
                     rows = [parts[number] if parts else None for parts in left]
                     ends = [number + 1 >= len(parts) for parts in left]
                 else:
@@ -215,7 +215,7 @@ class MakesInBatches(FuzzedOp):
 
 
 class Held:
-    """Counts as open for as long as it is in the state of a request."""
+    """Counts as open while it is in the state of a request."""
 
     def __init__(self, count: Any) -> None:
         self._count = count
@@ -226,7 +226,7 @@ class Held:
 
 
 class MakesInSteps(FuzzedOp):
-    """One with `batching: iterative`, which looks whether its steps are as they should be."""
+    """An Op with `batching: iterative`, which checks its steps."""
 
     how = "done"
     is_sequence = False
@@ -236,7 +236,7 @@ class MakesInSteps(FuzzedOp):
     def preprocess(self, input_dicts, *, context):
         assert not context.state, "the state of another request"
         text = self.checked(self.joined(input_dicts))
-        # All that is kept is set here: a step that changes it and fails takes the others along.
+        # The state is set here: a step that changes it and fails would fail the others.
         context.state.update(at=0, text=text)
         if self.is_sequence:
             context.state["id"] = context.sequence.id
@@ -250,13 +250,13 @@ class MakesInSteps(FuzzedOp):
         return self.counted(feed_batch[0], context)
 
     def counted(self, feed: Any, context: Any) -> dict[str, Any]:
-        """A step, of which those that are sequences have a state with its number."""
+        """Run a step; with sequences, check that the declared state has its number."""
         if not self.is_sequence:
             return self.step(feed["text"], context)
         steps = [each.sequence for each in context]
         for each, step, count in zip(context, steps, feed["count"], strict=True):
             at = each.state["at"]
-            assert step.start == (at == 0), f"step {at} is told {step}"
+            assert step.start == (at == 0), f"step {at} has the context {step}"
             assert count[0] == at, f"step {at} is fed the state of {count[0]}"
             assert each.state["id"] == step.id, "the id of another sequence"
         assert len({step.slot for step in steps}) == len(steps), "two are in one slot"
@@ -287,14 +287,12 @@ class MakesInSteps(FuzzedOp):
         part = text if isinstance(text, str) else text[0]
         may_raise = self.raises_in == "postprocess" and part is not text
         if may_raise and chance("break" + part, self.fails):
-            raise ProductError(77, "behind a step")
+            raise ProductError(77, "after a step")
         return self.leaving(part)
 
 
 class MakesInStepsAsync(MakesInSteps):
-    tells_state = (
-        False  # what a coroutine raised keeps its frames until there is garbage to collect
-    )
+    tells_state = False  # an error of a coroutine keeps its frames until garbage is collected
 
     async def process(self, feed_batch, *, context):
         return self.counted(feed_batch[0], context)
@@ -306,11 +304,11 @@ _WITHOUT_LOOP = tuple(kind for kind in _KINDS if "Async" not in kind.__name__)
 
 
 class Case:
-    """A random graph and configuration. `streams` has, by Op, the source of what it answers.
+    """A random graph and configuration. `streams`: by Op, the Op that makes its parts.
 
     Args:
-        is_real: for real workers, threads and processes side by side.
-        in_steps: share of the Ops that make parts which are iterative; None: as of the others.
+        is_real: for real workers, both threads and processes.
+        in_steps: the share of iterative Ops among the makers of parts; None: as of other kinds.
     """
 
     def __init__(
@@ -336,7 +334,7 @@ class Case:
         for op in self.ops:
             op.readers = [reader.name for reader in self.readers_of(op)]
             if any(each.loop for each in self.ops):
-                op.answers = 0.0  # one beside the loop might come in any lap
+                op.answers = 0.0  # an Answer outside the loop might come in any lap
         limit_ms = rng.choice([None, None, None, 5, 100])
         self.dag: dict[str, Any] = {
             "stream_window": rng.choice([1, 2, 16]),
@@ -378,7 +376,7 @@ class Case:
         if kind is FuzzedOp and rng.random() < 0.3:
             batch_size = 3
         loop = self._loop(inputs) if not makes and self.loops and rng.random() < 0.5 else ""
-        self.loops = self.loops and not loop  # several are in each other's way
+        self.loops = self.loops and not loop  # at most one loop
         op = kind(
             name,
             list(inputs),
@@ -413,12 +411,12 @@ class Case:
         return rng.choice(_KINDS if self.is_real else _WITHOUT_LOOP)
 
     def _loop(self, inputs: Sequence[Op]) -> str:
-        """The name of an Op that leads to one with these inputs; "" if there is none."""
+        """Return the name of an Op that leads to these inputs; "" if there is none."""
         above = [op for op in self.ops if op in inputs or self.leads(op, inputs)]
         return self.rng.choice(above).name if above else ""
 
     def leads(self, op: Op, to: Sequence[Op]) -> bool:
-        """Whether one of some Ops reads what an Op answers, or what is made of it."""
+        """Whether the answers of an Op lead to one of some other Ops."""
         found = {op}
         for each in self.ops:
             if found.intersection(each.get_input_ops()):
@@ -427,7 +425,7 @@ class Case:
 
 
 def made_case(rng: random.Random, is_real: bool = False, in_steps: float | None = None) -> Case:
-    """A graph that can be served."""
+    """Return a random case whose graph is valid."""
     while True:
         try:
             case = Case(rng, is_real, in_steps)
@@ -438,7 +436,7 @@ def made_case(rng: random.Random, is_real: bool = False, in_steps: float | None 
 
 
 def configured(case: Case) -> tuple[Graph, Any]:
-    """Its graph, whose Ops have their configuration, and the settings."""
+    """Return the graph with configured Ops, and the settings."""
     graph = build_graph(ResponseOp([case.last]), on_loose=lambda loose: None)
     settings = load_config(yml_dict={"rpc_port": 0, **case.config})
     for op in graph.all_ops:
@@ -454,12 +452,12 @@ class Failed(Exception):
 
 
 class Model:
-    """What a request of a case comes to.
+    """The expected ending of a request.
 
     Attributes:
-        parts: of its answer, or its one answer.
+        parts: the parts of its answer, or its only answer.
         has_failed: whether it ends with an error.
-        answers: texts of Answers; one of them ends it before its parts do.
+        answers: texts of Answers; one of them ends it before the end of its parts.
     """
 
     def __init__(self, case: Case, text: str, is_one: bool, alone: FuzzedOp | None = None) -> None:
@@ -486,7 +484,7 @@ class Model:
         self._end(values[case.last], is_one)
 
     def _back(self, op: FuzzedOp, values: dict[Op, Any]) -> int:
-        """Has what is between a loop's Op and its target run again; returns where to go on."""
+        """Begin the next lap of a loop; return the place of the Op to continue with."""
         case = self.case
         target = next(each for each in case.ops if each.name == op.loop)
         count = values.setdefault(op.name, 0) + 1
@@ -516,7 +514,7 @@ class Model:
         return self._of(op, inputs)
 
     def _of(self, op: FuzzedOp, inputs: dict[str, Any]) -> Any:
-        """A dict; a list of them, perhaps with ERROR at its end; ABSENT; or Failed."""
+        """Return a dict; a list of them, possibly with ERROR at its end; ABSENT; or Failed."""
         try:
             return self._tried(op, inputs)
         except Failed:
@@ -539,7 +537,7 @@ class Model:
                 return found
             if found == [ERROR]:
                 raise Failed
-            # Who would have read a stream that went elsewhere has one part.
+            # A reader of a stream that went elsewhere makes one part.
             return found if op in self.case.streams else found[0]
         made: list[Any] = []
         for number in range(max(map(len, streams.values()))):
@@ -569,9 +567,9 @@ class Model:
         return {**inputs, **kept}
 
     def _answers(self, op: FuzzedOp, inputs: dict[str, Any]) -> list[Any]:
-        """What an Op makes of one set of inputs."""
+        """Return the parts that an Op makes from one set of inputs."""
         order = [one.name for one in op.get_input_ops() if one.name in inputs]
-        order += [name for name in inputs if name not in order]  # one that loops to it
+        order += [name for name in inputs if name not in order]  # an Op that loops to it
         names = {("@DAGExecutor" if name[0] == "@" else name): inputs[name] for name in order}
         text = op.joined(names)
         if chance("fail" + text, op.fails):
@@ -594,7 +592,7 @@ class Model:
 
 
 def given_alone(case: Case, op: FuzzedOp, text: str) -> dict[str, Any]:
-    """What an Op reads of a request that is for it alone."""
+    """Return the inputs of an Op for a request to this Op alone."""
     given: dict[str, Any] = {}
     for one in op.get_input_ops():
         is_whole = op.pipeline_gathers and one in case.streams
@@ -603,7 +601,7 @@ def given_alone(case: Case, op: FuzzedOp, text: str) -> dict[str, Any]:
 
 
 def _seen_by(op: Op, value: Any) -> Any:
-    """What of an answer comes to one of its readers."""
+    """Return the part of an answer that one of its readers gets."""
     if isinstance(value, list):
         return [_seen_by(op, part) for part in value]
     if isinstance(value, dict) and value.get("to") is not None and op.name not in value["to"]:

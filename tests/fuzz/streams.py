@@ -1,9 +1,9 @@
-"""`python -m fuzz.streams`: random graphs with streams, held to a plain evaluation of them.
+"""`python -m fuzz.streams`: random graphs with streams, compared with a plain evaluation.
 
-Ops that make parts (of `process` with and without batches, step by step, of `postprocess`), read
-them, gather them and join them; errors in the middle, steps that hang, parts that go nowhere;
-callers who take parts at once, slowly or as one answer, and who leave. The engine runs on a virtual
-clock, so a seed is the same case every time.
+Ops make parts (in `process` with and without batches, in steps, in `postprocess`), read, gather and
+join them. There are errors in the middle, steps that hang and parts that no Op gets. Callers take
+parts at once, slowly or as one answer, and cancel. The engine runs on a virtual clock, so that a
+seed gives the same case every time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OVER_S = 1000.0
 
 
 class StreamThreads(VirtualThreads):
-    """Threads that run slices. The loop goes on while their Ops wait for something."""
+    """Threads that run slices. The loop continues while their Ops wait."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -64,7 +64,7 @@ def _is_for(job: Any, worker: VirtualWorker, numbers: set[int]) -> bool:
 
 
 class Host:
-    """What workers need of whoever runs a case."""
+    """The runner of a case, as virtual workers see it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -88,12 +88,12 @@ _STRANDS = Strands()
 
 
 class Caller:
-    """One request: how its caller is, and what came."""
+    """A request: the behaviour of its caller, and the answer."""
 
     def __init__(self, rng: random.Random, number: int) -> None:
         self.text = f"r{number}"
         self.kind = rng.choice(["quick", "slow", "one"])
-        self.op: FuzzedOp | None = None  # it is for this one alone
+        self.op: FuzzedOp | None = None  # the only Op that it runs
         self.begins_s = rng.choice([0.0, 0.0, rng.random() * 0.2])
         self.leaves_s = rng.choice([None, None, rng.random() * 0.3])
         self.pause_s = rng.choice([0.001, 0.05])
@@ -109,7 +109,7 @@ class Caller:
 
 
 class Parts(StreamSink):
-    """`room`: parts that it may still be given."""
+    """A sink of parts. `room`: the number of parts that it can still take."""
 
     def __init__(self, caller: Caller, loop: asyncio.AbstractEventLoop, room: int) -> None:
         self.caller = caller
@@ -118,7 +118,7 @@ class Parts(StreamSink):
 
     def add(self, answers: Sequence[Any]) -> None:
         caller, count = self.caller, len(answers)
-        assert caller.is_open, "a part behind the end"
+        assert caller.is_open, "a part after the end"
         for answer in answers:
             caller.parts += answer.value
         self.room -= count
@@ -147,7 +147,7 @@ class One(UnarySink):
 
 
 def made_callers(case: Case, rng: random.Random) -> list[Caller]:
-    """The callers of a case; few of them are for one Op alone."""
+    """Return the callers of a case; few of their requests run one Op alone."""
     callers = [Caller(rng, number) for number in range(rng.randint(1, MOST_REQUESTS))]
     for caller in callers:
         caller.op = rng.choice([None] * 8 + [rng.choice(case.ops)])
@@ -155,7 +155,7 @@ def made_callers(case: Case, rng: random.Random) -> list[Caller]:
 
 
 def run(seed: int, in_steps: float | None = None) -> list[str]:
-    """Run a case; return what is wrong."""
+    """Run a case; return its findings."""
     rng = random.Random(seed)
     case = made_case(rng, in_steps=in_steps)
     callers = made_callers(case, rng)
@@ -200,7 +200,7 @@ def begin(engine: Engine, case: Case, caller: Caller, loop: asyncio.AbstractEven
     sink = One(caller) if caller.kind == "one" else Parts(caller, loop, room)
     try:
         caller.request = engine.begin(raw, caller.timeout_s, _target(case, caller), sink)
-    except OverloadedError:  # it could not be answered in its time
+    except OverloadedError:  # it could not be answered in time
         caller.has_left = True
         return
     if caller.leaves_s is not None:
@@ -226,26 +226,26 @@ def compared(case: Case, caller: Caller) -> list[str]:
 
 
 def problem_with(case: Case, caller: Caller, model: Model) -> str:
-    """What is wrong with how a request ended; "" if nothing is."""
+    """Return the defect in the ending of a request; "" if there is none."""
     parts, answer = model.parts, caller.last
     begins = parts[: len(caller.parts)] == caller.parts
     if model.answers and caller.parts:
         count = len(caller.parts) - 1
         begins |= parts[:count] == caller.parts[:-1] and caller.parts[-1] in model.answers
     if caller.has_left:
-        return "" if begins else f"{caller.parts} begins not as {parts}"
+        return "" if begins else f"{caller.parts} is not the beginning of {parts}"
     if answer == "nothing":
         return f"has no end; {len(caller.parts)} of {len(parts)} parts"
     is_error = answer is not None and answer.err_no != 0
     late = {ErrorCode.TIMEOUT} if case.is_hasty else set()
-    if caller.timeout_s is not None:  # an Op refuses it, if its turn would come too late
+    if caller.timeout_s is not None:  # an Op refuses it if its turn would come too late
         late = {ErrorCode.TIMEOUT, OverloadedError.code}
     if is_error and answer.err_no in late:
-        return "" if begins else f"{caller.parts} begins not as {parts}"
+        return "" if begins else f"{caller.parts} is not the beginning of {parts}"
     if is_error:
         may_fail = model.has_failed or case.is_crashing
         is_right = may_fail and (begins or bool(model.answers))
-        return "" if is_right else f"ended with {answer!r:.200} behind {caller.parts}: {parts}"
+        return "" if is_right else f"ended with {answer!r:.200} after {caller.parts}: {parts}"
     got = [*caller.parts, *(answer.value if answer is not None else ())]
     is_one = caller.kind == "one" or (
         case.last not in case.streams if caller.op is None else not isinstance(caller.op, MAKERS)
@@ -259,7 +259,7 @@ def problem_with(case: Case, caller: Caller, model: Model) -> str:
             is_right &= parts[: len(got) - 1] == got[:-1]
         return "" if is_right else f"{got} is not {parts} cut off by one of {model.answers}"
     if model.has_failed:
-        return f"ended well with {got}, expected an error behind {parts}"
+        return f"ended well with {got}, expected an error after {parts}"
     if is_one:
         return "" if "".join(got) == "".join(parts) else f"{got} is not {parts} in one"
     return "" if got == parts else f"{got} is not {parts}"

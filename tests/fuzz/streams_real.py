@@ -1,7 +1,7 @@
 """`python -m fuzz.streams_real`: the cases of `fuzz.streams` on threads and processes.
 
-The clock is the machine's, so a seed is the same case, but not the same order of things. Quick Ops
-run in one go where they may. Some generators end their process: then any request may fail.
+The clock is real: a seed gives the same case, but not the same order of events. Quick Ops
+run fused where they can. Some generators end their process: then any request may fail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE_S = 30.0
 
 
 class Tally:
-    """Counts generators that are open, in any process: `tally[0] += 1`, and `-= 1`."""
+    """Counts open generators of all processes: `tally[0] += 1`, and `-= 1`."""
 
     def __init__(self) -> None:
         handle, path = tempfile.mkstemp()
@@ -42,7 +42,7 @@ class Tally:
         os.write(self._handle, b"+" if change > 0 else b"-")
 
     def __getstate__(self) -> dict[str, str]:
-        """For a process that was not forked from this one, but is beside it."""
+        """Return the state for a process of this machine that was not forked from this one."""
         return {"path": f"/proc/{os.getpid()}/fd/{self._handle}"}
 
     def __setstate__(self, state: dict[str, str]) -> None:
@@ -78,7 +78,7 @@ def real_case(
 
 
 def run(seed: int, in_steps: float | None = None) -> list[str]:
-    """Run a case; return what is wrong."""
+    """Run a case; return its findings."""
     case, callers, config = real_case(random.Random(seed), in_steps)
     try:
         return asyncio.run(_run(case, callers, config))
@@ -103,7 +103,7 @@ async def _run(case: Case, callers: list[Caller], config: dict[str, object]) -> 
 
 
 async def _settled(case: Case, streams: Streams) -> list[str]:
-    """What is left, once there was time for it to go."""
+    """Return the generators and requests that remain after some time."""
 
     def left() -> list[str]:
         found = left_over(streams.engine)
@@ -116,10 +116,10 @@ async def _settled(case: Case, streams: Streams) -> list[str]:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Wait for something, for so long as one has patience; and for callers to come."""
+    """Wait until callers have come and `is_so`, or until the patience ends."""
     ends = time.monotonic() + _PATIENCE_S
     await asyncio.sleep(0.25)
-    while not is_so() and time.monotonic() < ends:  # noqa: ASYNC110  # nobody tells
+    while not is_so() and time.monotonic() < ends:  # noqa: ASYNC110  # there is no event for it
         await asyncio.sleep(0.02)
 
 

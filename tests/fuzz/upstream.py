@@ -1,8 +1,8 @@
-"""`python -m fuzz.upstream`: an Op with `client_type: openai`, and servers that fail in all ways.
+"""`python -m fuzz.upstream`: an Op with `client_type: openai`, and servers that fail.
 
-Each request says how the server treats each of its attempts: a good answer in pieces of any size,
-statuses, bodies that are cut off or are not JSON, a connection that is closed, silence. The
-ending is compared with a plain evaluation of the server's log.
+Each request has a plan of the server's treatment of each attempt: a good answer in pieces of any
+size, statuses, bodies that are cut off or are not JSON, a closed connection, silence. The fuzzer
+compares the ending with a plain evaluation of the server's log.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Wanted:
     """One request.
 
     Attributes:
-        attempts: what the server does with each; the last one does not lead to another attempt.
-        parts: the texts of a stream; of a whole answer they are one text.
-        breaks_at: the number of parts behind which a stream ends with `how`.
-        done: what the server did: (treatment, whether the connection had answered before).
+        attempts: the treatment of each attempt; no attempt follows the last one.
+        parts: the texts of a stream; a whole answer has them as one text.
+        breaks_at: the number of parts after which a stream ends with `how`.
+        done: the log of the server: (treatment, whether the connection had answered before).
     """
 
     number: int
@@ -61,7 +61,7 @@ class Wanted:
 
 
 def wanted(rng: random.Random, number: int) -> Wanted:
-    """A random request."""
+    """Return a random request."""
     most = rng.choice([0, 0, 0, 1, 2, 4])
     attempts = [rng.choice([*_LATER, "hang up"]) for _ in range(most)]
     attempts.append("good" if rng.random() < 0.6 else rng.choice(_ENDS))
@@ -83,7 +83,7 @@ def wanted(rng: random.Random, number: int) -> Wanted:
 
 
 class Asks(Op):
-    """Asks a model elsewhere, whole or part by part, as the request says."""
+    """Asks a remote model for a whole answer or a stream, as the request says."""
 
     def preprocess(self, input_dicts: Any) -> Any:
         given = input_dicts["@DAGExecutor"]
@@ -102,7 +102,7 @@ class Asks(Op):
 
 
 class Server:
-    """A model server that treats each attempt as its request says."""
+    """A model server that treats each attempt as its request plans."""
 
     def __init__(self, requests: list[Wanted], rng: random.Random) -> None:
         self.requests = {str(request.number): request for request in requests}
@@ -153,7 +153,7 @@ class Server:
         is_cut: bool = False,
         is_chunked: bool | None = None,
     ) -> None:
-        """Write an answer in pieces of random sizes; one that is cut lacks its end."""
+        """Write an answer in pieces of random sizes; a cut one lacks its end."""
         is_chunked = rng.random() < 0.5 if is_chunked is None else is_chunked
         body = b"".join(pieces)
         data = b"HTTP/1.1 %d Fuzzed\r\n%b" % (status, more)
@@ -172,7 +172,7 @@ class Server:
             data = data[size:]
 
     def _wait(self, handler: Any) -> None:
-        """Say nothing until the caller hangs up."""
+        """Send nothing until the caller closes the connection."""
         with self._lock:
             self.waits += 1
         handler.close_connection = True
@@ -204,7 +204,7 @@ def _event(data: Any) -> bytes:
 
 
 def problem_with(request: Wanted, retries: int, texts: list[str], last: Any) -> str:
-    """Return the defect in the ending of a request, by the log of the server; "": none."""
+    """Return the defect in the ending of a request, by the server's log; "" if there is none."""
     whole = "".join(request.parts)
     got = "".join(texts)
     if last == "nothing yet":
@@ -226,14 +226,14 @@ def problem_with(request: Wanted, retries: int, texts: list[str], last: Any) -> 
             if is_last:
                 return "" if request.timeout_s is not None else f"it was asked {place + 1} times"
         elif not is_last:
-            return f"it was asked once more behind {treatment}"
+            return f"it was asked once more after {treatment}"
         else:
             return _end(request, treatment, code, got)
     return "" if code and request.timeout_s is not None else "it was never asked"
 
 
 def _end(request: Wanted, treatment: Any, code: int, got: str) -> str:
-    """Return the defect in an ending, by the last treatment; "": none."""
+    """Return the defect in an ending, by the last treatment; "" if there is none."""
     if treatment in _CALLERS:
         return _refused(code, _INPUT, got)
     if treatment != "good":
@@ -245,7 +245,7 @@ def _end(request: Wanted, treatment: Any, code: int, got: str) -> str:
 
 
 def _refused(code: int, expected: int, got: str, before: str = "") -> str:
-    return "" if (code, got) == (expected, before) else f"{code}, not {expected}, behind {got!r}"
+    return "" if (code, got) == (expected, before) else f"{code}, not {expected}, after {got!r}"
 
 
 def run(seed: int) -> list[str]:
@@ -313,7 +313,7 @@ def _leave(request: Wanted, sink: Any) -> None:
 async def _until(is_so: Any) -> None:
     ends = time.monotonic() + _PATIENCE_S
     await asyncio.sleep(0.35)  # all have begun
-    while not is_so() and time.monotonic() < ends:  # noqa: ASYNC110  # nobody tells
+    while not is_so() and time.monotonic() < ends:  # noqa: ASYNC110  # there is no event for it
         await asyncio.sleep(0.02)
 
 

@@ -35,14 +35,14 @@ from pipeline.op import configure_op
 from pipeline.proto import pipeline_service_pb2
 from pipeline.workers.process.main import OpenedItem
 
-_RESTART_S = 0.03  # a process that is started in the place of another one
+_RESTART_S = 0.03  # for the start of a process that replaces another one
 _EDGE_WORKERS = 4
-_OVER_S = 1.0  # all requests have come by then
-_MOST_HANGS = 10  # of one thread: one a part of a mini-batch, and what comes after it
+_OVER_S = 1.0  # all requests come before this time
+_MOST_HANGS = 10  # of one thread: one for each part of a mini-batch, and a later one
 
 
 class VirtualWorker:
-    """One place. `strand` runs its job."""
+    """One worker. `strand` runs its job."""
 
     def __init__(self, pool: VirtualWorkers, op: BoundOp, number: int) -> None:
         self.pool = pool
@@ -50,7 +50,7 @@ class VirtualWorker:
         self.number = number
         self.job: Any = None
         self.began_ns = 0
-        self.run: Any = None  # what the strand works on: in a process a copy of the job
+        self.run: Any = None  # the job of the strand: a copy of it in a process
         self.strand: Strand | None = None
         self.job_started: float | None = None
         self.call_started: float | None = None
@@ -60,7 +60,7 @@ class VirtualWorker:
         self.addressed = ()
 
     def perform(self, run: Any, clock_ns: Callable[[], int]) -> None:
-        """Run a batch in the strand that is at work."""
+        """Run a batch in the current strand."""
         run.run(self.op, self, clock_ns)
 
     @property
@@ -78,9 +78,9 @@ class VirtualWorker:
 
 
 class VirtualWorkers(WorkersBase):
-    """The workers of one Op, as threads or as processes behave; see `workers.base.Workers`.
+    """The workers of one Op, which behave as threads or as processes; see `workers.base.Workers`.
 
-    `lent_items`: requests that were worked on by those that were lent.
+    `lent_items`: the number of requests that lent workers have processed.
     """
 
     def __init__(self, engine: VirtualEngine, op: Op, owner: WorkersOwner, count: int) -> None:
@@ -166,7 +166,7 @@ class VirtualWorkers(WorkersBase):
         worker.job = worker.run = job
         if self.is_process:
             worker.run = _sent(job)
-            if not worker.run.items:  # nothing that it could be sent
+            if not worker.run.items:  # no sample to send
                 now = self._engine.clock_ns()
                 job.outcomes = [None] * len(job.items)
                 job.start_ns = job.preprocess_end_ns = job.process_end_ns = job.end_ns = now
@@ -198,7 +198,7 @@ class VirtualWorkers(WorkersBase):
             worker.timer = self.loop.call_later(wish.seconds, self._go_on, worker, job)
 
     def _leave(self, worker: VirtualWorker) -> None:
-        """The strand of `worker` has come to its end."""
+        """Give the strand of `worker` back after its end."""
         strand, worker.strand = worker.strand, None
         if strand is not None:
             if strand.error is not None:
@@ -234,7 +234,7 @@ class VirtualWorkers(WorkersBase):
             self.owner.workers_changed()
 
     def _end(self, worker: VirtualWorker) -> None:
-        """Kill what runs in it."""
+        """Kill the strand that runs in a worker."""
         worker.job = None
         if worker.timer is not None:
             worker.timer.cancel()
@@ -243,14 +243,14 @@ class VirtualWorkers(WorkersBase):
             self._leave(worker)
 
     def release(self) -> None:
-        """What hangs in threads comes back."""
+        """End the hangs in threads."""
         for worker in [*self._stuck, *self._workers]:
             if worker.strand is not None and not self.is_process:
                 self.loop.call_soon(self._go_on, worker, worker.job)
 
 
 class Idle:
-    """The idle workers of a pool, as trips take them and put them back."""
+    """The idle workers of a pool: trips take them and put them back."""
 
     def __init__(self, pool: VirtualThreads) -> None:
         self._pool = pool
@@ -270,7 +270,7 @@ class Idle:
 
 
 class VirtualThreads(VirtualWorkers):
-    """Workers that lend. Strands run only while the loop waits, so whoever borrows is alone."""
+    """Workers that can be lent. Strands run only while the loop waits, so a borrower is alone."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -307,7 +307,7 @@ class VirtualThreads(VirtualWorkers):
 
 
 def _sent(job: BatchRun) -> BatchRun:
-    """What another process gets of a job: copies of the samples that are not over."""
+    """Return a job as another process gets it: copies of the samples that are not over."""
     kept = [place for place, item in enumerate(job.items) if not item.is_over]
     samples = [
         OpenedItem(
@@ -393,7 +393,7 @@ class VirtualEngine:
         return make
 
     async def ask(self, spec: RequestSpec) -> Ending:
-        """One request from its arrival to its end, as its caller sees it."""
+        """Send a request at its time; return its ending."""
         await asyncio.sleep(spec.at_s)
         started = self.loop.time()
         task = asyncio.ensure_future(self._handle(spec))
@@ -439,7 +439,7 @@ def _of_data(spec: RequestSpec, data: ChannelData) -> Ending:
 
 
 def run(case: Case, strands: Strands) -> list[str]:
-    """What is wrong with the engine, as far as this case shows it."""
+    """Return the defects of the engine that this case shows."""
     loop = VirtualLoop()
     try:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -457,7 +457,7 @@ async def _run(case: Case, strands: Strands, loop: asyncio.AbstractEventLoop) ->
 
 
 async def _served(engine: VirtualEngine) -> None:
-    """Run what is asked of one pipeline."""
+    """Run the requests of one pipeline."""
     case, outlook, loop = engine.case, engine.outlook, engine.loop
     most_s = bound_s(case)
     loop.set_exception_handler(lambda _, context: outlook.complain(f"the loop: {context}"))
@@ -488,7 +488,7 @@ async def _served(engine: VirtualEngine) -> None:
 
 
 async def _settled(engine: VirtualEngine, most_s: float) -> None:
-    """Give what nobody waits for any more its time to end."""
+    """Give abandoned work time to end."""
     for _ in range(50):
         if engine.outlook.is_idle(engine.executor.state()):
             break

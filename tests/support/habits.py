@@ -1,21 +1,18 @@
-"""Habits of writing that a reader with English as a second language stumbles over, counted.
+"""Finds habits of writing that are hard for a reader with English as a second language.
 
-`python -m habits` (with `tests/support` on the path) lowers the allowances to what is counted now;
-`python -m habits TREE ...` lists the hits of these trees, each with what to write instead.
+`python -m habits [PATH ...]` (with `tests/support` on PYTHONPATH) lists the hits below these paths,
+or all hits, each with the words to write instead.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from paths import ROOT, TESTS
-
-ALLOWANCES = TESTS / "support" / "golden" / "habits.txt"
+from paths import ROOT
 
 HABITS = {
     r"(?<!there )\b(?:is|are|was|were|be) none\b": "is not a ..., are fake ..., does not exist",
@@ -47,6 +44,7 @@ HABITS = {
     r"\b(?:stands|stand|stood) (?:beside|behind|before)\b": "is next to, follows, precedes",
     r"\bin one go\b": "at once, without a pause",
     r"\bas ever\b": "as before",
+    r"\banew\b": "again, re-...",
     r"\bfor ever\b": "forever",
     r"\bin no time\b": "quickly",
     r"\bfor good\b": "permanently",
@@ -65,7 +63,7 @@ HABITS = {
     r"\b(?:is|are|was) let in\b": "is admitted",
     r"\bits like\b|\btheir like\b": "similar ones",
 }
-"""Patterns of the habits, over text whose lines are joined; with what to write instead."""
+"""The pattern of each habit, for text whose lines are joined, and what to write instead."""
 
 FOLDERS = ["pipeline", "docs", "tests", "examples", "benchmarks", "interop", "scripts", "deploy"]
 NOT_OURS = re.compile(
@@ -79,13 +77,13 @@ PYTHON = re.compile(
 )
 GO = re.compile(r"//[^\n]*|/\*.*?\*/|`[^`]*`|'(?:[^'\\\n]|\\.)+'|\"(?:[^\"\\\n]|\\.)*\"", re.DOTALL)
 WHOLE = {".md", ".yml", ".yaml", ".html", ".js", ".mjs", ".in", ".toml"}
-STARTS_ANEW = re.compile(r"\n(?=[ \t]*(?:[-*|>+]|#+ |\d+\. |```|\n))")
+PARAGRAPH = re.compile(r"\n(?=[ \t]*(?:[-*|>+]|#+ |\d+\. |```|\n))")
 MARKS = re.compile(r"\s*\n\s*(?:#|//|\*)?\s*")
 
 
 @cache
 def files() -> tuple[str, ...]:
-    """Return the paths of the files that hold our prose."""
+    """Return the paths of the files with our prose."""
     paths = [path for path in ROOT.iterdir() if path.is_file()]
     paths += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()]
     names = sorted(path.relative_to(ROOT).as_posix() for path in paths)
@@ -97,26 +95,11 @@ def files() -> tuple[str, ...]:
     )
 
 
-def tree_of(name: str) -> str:
-    """Return the tree that a file's allowance belongs to."""
-    parts = Path(name).parts
-    if len(parts) == 1:
-        return "."
-    deep = parts[0] in ("pipeline", "tests") and len(parts) > 2
-    return "/".join(parts[:2]) if deep else parts[0]
-
-
-def prose(name: str) -> str:
-    """Return the sentences of a file, a line for each comment, text or paragraph."""
-    text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
-    return "\n".join(piece for _, piece in pieces(text, Path(name).suffix))
-
-
 def pieces(text: str, suffix: str) -> Iterator[tuple[int, str]]:
-    """Yield each comment, text or paragraph in one line, with the place where it begins."""
+    """Yield each comment, text or paragraph as one line, with its offset in `text`."""
     if suffix not in (".py", ".go"):
         place = 0
-        for part in STARTS_ANEW.split(text):
+        for part in PARAGRAPH.split(text):
             yield place, MARKS.sub(" ", part)
             place += len(part) + 1
         return
@@ -134,7 +117,7 @@ def pieces(text: str, suffix: str) -> Iterator[tuple[int, str]]:
 
 
 def _plain(token: str) -> str:
-    """Return a comment or a text without its marks, its paragraphs in a line each."""
+    """Return a comment or a text without its marks, a line for each paragraph."""
     if token[0] == "#" or token[:2] in ("//", "/*"):
         return MARKS.sub(" ", token.strip("#/* "))
     inner = token.lstrip("rRbBfFuU").strip("\"'`")
@@ -146,26 +129,10 @@ def _plain(token: str) -> str:
 PATTERNS = {habit: re.compile(habit, re.MULTILINE) for habit in HABITS}
 
 
-@cache
-def counts() -> Counter[tuple[str, str]]:
-    """Count the hits by tree and habit."""
-    texts: dict[str, list[str]] = {}
+def hits(path: str = "") -> Iterator[str]:
+    """Yield `file:line: the words, and what to write instead` for each hit below a path."""
     for name in files():
-        texts.setdefault(tree_of(name), []).append(prose(name))
-    found: Counter[tuple[str, str]] = Counter()
-    for tree, parts in texts.items():
-        text = "\n".join(parts)
-        for habit, pattern in PATTERNS.items():
-            number = sum(1 for _ in pattern.finditer(text))
-            if number:
-                found[tree, habit] = number
-    return found
-
-
-def hits(tree: str) -> Iterator[str]:
-    """Yield `file:line: the words, and what to write instead` for each hit of a tree or a file."""
-    for name in files():
-        if tree_of(name) != tree and not name.startswith(tree):
+        if not f"{name}/".startswith(f"{path}/" if path else ""):
             continue
         text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
         for place, piece in pieces(text, Path(name).suffix):
@@ -178,29 +145,7 @@ def hits(tree: str) -> Iterator[str]:
                     yield f"{name}:{line}: ...{around}... ({HABITS[habit]})"
 
 
-def allowances() -> Counter[tuple[str, str]]:
-    """Return how many hits are allowed by tree and habit."""
-    allowed: Counter[tuple[str, str]] = Counter()
-    for line in ALLOWANCES.read_text(encoding="utf-8").splitlines():
-        tree, number, habit = line.split(" ", 2)
-        allowed[tree, habit] = int(number)
-    return allowed
-
-
-def lower() -> None:
-    """Write the allowances anew; none is raised."""
-    before, now = allowances(), counts()
-    lines = [
-        f"{tree} {min(number, before[tree, habit])} {habit}"
-        for (tree, habit), number in sorted(now.items())
-        if before[tree, habit]
-    ]
-    ALLOWANCES.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    print(f"{sum(before.values())} -> {sum(now.values())} hits, {len(lines)} allowances")
-
-
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        print("\n".join(line for tree in sys.argv[1:] for line in hits(tree.rstrip("/"))))
-    else:
-        lower()
+    for path in sys.argv[1:] or [""]:
+        for hit in hits(path.strip("./")):
+            print(hit)

@@ -46,7 +46,7 @@ async def quick_server(
 
 
 def set_pace(server: PipelineServer, is_quick: bool = True) -> None:
-    """Group its Ops anew, as if they had all turned out so."""
+    """Set the pace of all its Ops, and group them again."""
     engine = server.executor
     for stop in (*engine.executor.nodes.values(), engine._unpacker, engine._packer):
         stop.pace.is_quick = is_quick

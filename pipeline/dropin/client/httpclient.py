@@ -358,7 +358,7 @@ def _response(answer: bytes) -> Response:
     try:
         return Response.FromString(answer)
     except DecodeError as error:
-        raise PredictorError(f"the answer is no Response: {error}") from error
+        raise PredictorError(f"the answer is not a Response: {error}") from error
 
 
 def _from_json(answer: bytes) -> Any:
@@ -391,7 +391,7 @@ class HttpPosts:
         self._local = threading.local()
 
     def forget(self) -> None:
-        """Have all threads connect anew."""
+        """Make all threads connect again."""
         self._local = threading.local()
 
     def close(self) -> None:

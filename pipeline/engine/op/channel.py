@@ -129,7 +129,7 @@ class Channel:
     is neither an error nor an `Absent`.
 
     Attributes:
-        repeats: producers that answer once, while a loop runs the Op again and again.
+        repeats: producers that answer once, while a loop runs the Op several times.
     """
 
     def __init__(self, producers: Sequence[str], first_arrival: bool = False) -> None:

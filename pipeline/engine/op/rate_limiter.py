@@ -2,8 +2,8 @@
 
 An instance runs a batch when all its resources are free. Of several waiting instances the one with
 the least product of executions and priority goes next. While its resources are not free no other
-goes, so that an instance that needs much is not overtaken again and again. Plain code on the event
-loop.
+goes, so that others do not keep overtaking an instance that needs many of them. Plain code on the
+event loop.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class StreamDelivery(Filter):
         request.stream = stream = RequestStream(is_for_one_op=op is not None)
         stream.changes = self._ends.filters().on_answer
         stream.out = self._out_of(op)
-        request.live += stream.began_anew()
+        request.live += stream.restart()
         if stream.out is not None:
             self._expect(request, stream, self._config.dag.first_part_timeout_s)
 

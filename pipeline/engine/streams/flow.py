@@ -189,7 +189,7 @@ class RequestStream(msgspec.Struct, eq=False):
             self.waiting.extendleft(Bundle([part]) for part in parts[:0:-1])
         return parts[0]
 
-    def began_anew(self) -> int:
+    def restart(self) -> int:
         """Reset, because the request starts again; return the number of its holders: one."""
         self.flows.clear()
         self.waiting.clear()

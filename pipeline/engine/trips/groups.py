@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_STEPS = 64
 _BOUND_TO_A_THREAD = (sqlite3.Connection, sqlite3.Cursor, threading.local)
-_LOOK_NS = 1_000_000_000  # the period between checks of an Op that fails again and again
+_LOOK_NS = 1_000_000_000  # the period between checks of an Op that keeps failing
 _MOST_LOOKED_AT = 256  # values in an Op, or in one of its containers
 
 

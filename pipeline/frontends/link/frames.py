@@ -125,7 +125,7 @@ def read_hello(kind: int, payload: bytes) -> Hello:
 
 
 _VERSION_TEXT = (
-    f"version {VERSION} of the link: build the gateway anew with `python -m pipeline.gateway.build`"
+    f"version {VERSION} of the link: rebuild the gateway with `python -m pipeline.gateway.build`"
 )
 
 

@@ -453,9 +453,9 @@ class _LastSink(_Sink):
 
 
 class TraceFile:
-    """The file of a name, and those with a number behind it.
+    """The file of a name, and files with a number after it.
 
-    The first is a whole JSON array after each `append`; one that was there is written anew.
+    The first is a whole JSON array after each `append`; an existing one is overwritten.
     """
 
     def __init__(self, path: str) -> None:

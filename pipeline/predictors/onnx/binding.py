@@ -234,7 +234,7 @@ def _copied(value: Any, dtype: np.dtype[Any]) -> np.ndarray:
 _LFS_POINTER = b"version https://git-lfs"
 
 _NO_MODEL = (
-    "it is no ONNX file, or is cut short or damaged: compare its size with the original's, and "
+    "it is not an ONNX file, or is cut short or damaged: compare its size with the original's, and "
     "copy or export it again"
 )
 _TOO_NEW = "upgrade onnxruntime, or export the model for an older one"

@@ -262,7 +262,7 @@ def _within(message: memoryview, *numbers: int) -> Iterator[memoryview]:
 class PaddedRunner:
     """A runner that fills each batch up with zeros to `rows`, or a multiple of it.
 
-    onnxruntime prepares a convolution on CUDA anew whenever the shape of its input is not that of
+    onnxruntime prepares a convolution on CUDA again whenever the shape of its input differs from
     the run before: a ResNet-50 whose batches have 8 and 7 rows in turn takes 60 ms instead of 3.
     Outputs are cut to the rows that were fed.
     """

@@ -132,8 +132,8 @@ def engine_folder(path: Path, options: Options, runtime_version: str) -> Path | 
         (folder / _LOCK_FILE).touch()
     except (OSError, RuntimeError, ValueError) as error:  # no home; an empty file is not mapped
         _LOGGER.warning(
-            "[%s] TensorRT's engines cannot be kept (%s), so they are built anew, in minutes, at "
-            "each start: set XDG_CACHE_HOME to a folder of your own that can be written",
+            "[%s] TensorRT's engines cannot be kept (%s), so each start builds them again, which "
+            "takes minutes: set XDG_CACHE_HOME to a folder of your own that can be written",
             path.name,
             error,
         )

@@ -1,9 +1,9 @@
 """One TCP connection to a brpc server, which one caller has to itself while it asks.
 
 It has no thread: a caller sends and receives like on a plain blocking socket, and there is nothing
-to start, to join, or to make anew after a fork. Each system call that lets go of the GIL may cost
-a turn of all the other threads: a call makes one of them, to receive. Sending a short request takes
-a few microseconds, and without the GIL it would have to be taken again only to begin to receive.
+to start, to join, or to replace after a fork. Each system call that releases the GIL may cost a
+turn of all other threads, so a call makes only one of them, to receive. Sending a short request
+takes a few microseconds; if it released the GIL, the thread would have to take it again to receive.
 """
 
 from __future__ import annotations

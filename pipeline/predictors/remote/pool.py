@@ -115,7 +115,7 @@ def has_ended(connected: socket.socket) -> bool:
 
 
 class Pool(Generic[_Kind]):
-    """Connections to one address, which is looked up anew for each.
+    """Connections to one address, which is resolved again for each.
 
     `speak` makes a connection of a socket that is connected; `clock` is that of probes.
     """

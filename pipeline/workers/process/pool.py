@@ -437,7 +437,7 @@ class ProcessWorkers(WorkersBase):
             if not self._is_started or slot in self._joining:
                 raise
             slot.ended(f"could not be started: {error}", got_somewhere=False)
-            self._start_anew(slot, None, "")
+            self._restart(slot, None, "")
             return
         self._launched += 1
         self.pool.alive.add(worker)
@@ -520,9 +520,9 @@ class ProcessWorkers(WorkersBase):
         if slot not in self._slots:  # it was dismissed, or has failed to start
             self.pool.feed()
             return
-        self._start_anew(slot, worker.child.pid, worker.failure)
+        self._restart(slot, worker.child.pid, worker.failure)
 
-    def _start_anew(self, slot: RestartSlot, pid: int | None, failure: str) -> None:
+    def _restart(self, slot: RestartSlot, pid: int | None, failure: str) -> None:
         _LOGGER.log(
             logging.ERROR if slot.is_looping else logging.WARNING,
             "[%s] worker %d (pid %s) %s: %s%s",

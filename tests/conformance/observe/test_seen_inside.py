@@ -219,7 +219,7 @@ def test_what_waits_when_its_time_is_over_is_rejected(served):
     assert moved["svc"] == model(1, 1, REJECTED=1)
 
 
-# A full server, and requests that start anew ------------------------------------------------------
+# A full server, and requests that start again ----------------------------------------------------
 
 
 def test_what_a_full_server_refuses_is_rejected_and_counted_nowhere_else(serve):
@@ -239,7 +239,7 @@ def test_what_a_full_server_refuses_is_rejected_and_counted_nowhere_else(serve):
     assert moved.seen.models == dict.fromkeys(("svc", *OPS), model(2, 1, 1))
 
 
-def test_a_request_that_starts_anew_passes_its_ops_again_and_is_one_request(serve):
+def test_a_request_that_starts_again_passes_its_ops_again_and_is_one_request(serve):
     served = serve(dag={"retry": 2})
     names = [next(unique) for _ in range(2)]
     with served.moves() as moved:

@@ -159,7 +159,7 @@ def test_microphones_that_take_turns_in_any_order_are_heard_as_if_alone(demo, ea
     assert ears.sequences.live == 0
 
 
-def test_who_is_silent_has_left_and_begins_anew(demo, ears, monkeypatch):
+def test_a_silent_speaker_has_left_and_starts_again(demo, ears, monkeypatch):
     samples, chunks = samples_of(demo, 5000)
     first = [ears.hear("silent", chunk, place == 0) for place, chunk in enumerate(chunks[:3])]
     with monkeypatch.context() as patched:

@@ -299,14 +299,14 @@ def test_a_server_that_stops_says_not_ready_first_and_serves_on(tmp_path, config
     with running(tmp_path, drain_delay=600_000, **config) as (server, caller):
         caller.pairs()
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: _asked_anew(server, "GET", "/health/ready") == (503, "close"))
-        assert _asked_anew(server, "POST", "/svc/prediction") == (200, "close")
+        wait_until(lambda: _asked_again(server, "GET", "/health/ready") == (503, "close"))
+        assert _asked_again(server, "POST", "/svc/prediction") == (200, "close")
         caller.pairs()
         server.process.send_signal(signal.SIGTERM)
         assert server.outcome()[0] == 0
 
 
-def _asked_anew(server: Served, method: str, path: str) -> tuple[int, str | None]:
+def _asked_again(server: Served, method: str, path: str) -> tuple[int, str | None]:
     """The status on a new connection, and what becomes of that."""
     connection = HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_S)
     with contextlib.closing(connection):

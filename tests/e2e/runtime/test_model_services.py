@@ -194,7 +194,7 @@ def test_a_model_that_cannot_be_loaded_is_an_error_at_the_start(tmp_path):
     assert status == 1
     assert temporary_files(tmp_path) == []
     assert "op.model.local_service_conf: the model's service does not start: " in stderr
-    assert "it is no ONNX file" in stderr
+    assert "it is not an ONNX file" in stderr
 
 
 # In this process ------------------------------------------------------------------------------

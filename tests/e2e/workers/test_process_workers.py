@@ -766,7 +766,7 @@ def batch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedWit
 
 
 def ask_four(served: ServedWithClient, *what: str) -> list[Any]:
-    """The answers of four requests, which are one batch; `calls` is begun anew."""
+    """Return the answers of four requests, which are one batch; reset `calls`."""
     (served.folder / "calls").unlink(missing_ok=True)
     calls = [served.send({"number": str(i), "does": does}) for i, does in enumerate(what)]
     return [call.result(PATIENCE_S) for call in calls]

@@ -82,7 +82,9 @@ async def test_each_part_of_a_stream_is_checked(schema, workers):
         assert len(sink.answers) == (4 if schema is None else 3)
         if schema is not None:
             assert last.err_no == TYPE_ERROR
-            found = f"the answer is no {schema.__name__}: said: expected str, found float 1.0"
+            found = (
+                f"the answer is not a valid {schema.__name__}: said: expected str, found float 1.0"
+            )
             assert last.err_msg == found
         assert answers(await streams.combined(a=2))["said"] == "01"
         refused = await streams.combined(a="x")

@@ -236,10 +236,10 @@ def test_a_caller_who_leaves_takes_the_sequence_along():
     op = SumOp("sum", RequestOp())
     op.gate, op.begun = threading.Event(), threading.Event()
     with served("oldest", "thread", op, count=1) as server:
-        first, told, refused, anew = course(server, talk)
+        first, told, refused, second = course(server, talk)
     assert told == "[sum] a request of sequence 1 was cancelled, which ended the sequence"
     assert "its first request must have sequence_start" in refused
-    assert sums([first, anew]) == [[1, 1], [1, 1]]
+    assert sums([first, second]) == [[1, 1], [1, 1]]
 
 
 def test_who_waits_in_a_long_sequence_that_ends_is_told_in_many_turns():

@@ -161,7 +161,7 @@ def test_what_was_completed_from_the_file_is_no_change(tmp_path):
         assert (counted(server, "m"), instances(server, "m")) == (before, 2)
 
 
-def test_an_ensemble_of_one_step_is_made_anew_when_its_model_is(tmp_path):
+def test_an_ensemble_of_one_step_is_reloaded_with_its_model(tmp_path):
     folder = add_identity(tmp_path, "part", 1)
     add_ensemble(tmp_path, "whole", of="part")
     with serving(tmp_path, models=("whole",)) as server:

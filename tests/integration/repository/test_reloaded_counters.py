@@ -18,7 +18,7 @@ def counted(server, model):
     return total(samples, ASKED, model=model), total(samples, LATENCY, model=model), stats
 
 
-def test_metrics_go_on_over_a_reload_and_statistics_begin_anew(tmp_path):
+def test_metrics_continue_over_a_reload_and_statistics_restart(tmp_path):
     folder = add_identity(tmp_path, "same", 1)
     add_identity(tmp_path, "other", 1)
     with serving(tmp_path, models=("same", "other")) as server:

@@ -106,7 +106,7 @@ def test_a_model_of_an_ensemble_keeps_its_answers(tmp_path):
         assert stats(server, "same")[2]["cache_hit"] == 1
 
 
-def test_a_model_that_is_loaded_anew_is_asked_anew(tmp_path):
+def test_a_reloaded_model_is_asked_again(tmp_path):
     folder = add_python(tmp_path, "counts", COUNTER, KEEPS)
     with serving(tmp_path, "explicit", CACHE) as server:
         assert control(server, "counts", "load")[0] == 200

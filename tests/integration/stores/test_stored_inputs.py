@@ -39,7 +39,7 @@ class MemoryStore:
         self._check()
         found = self.values.get(key)
         if found is not None and len(found) > max_bytes:
-            raise TooLargeError(f"{len(found)} bytes, at most {max_bytes} may be")
+            raise TooLargeError(f"{len(found)} bytes; the limit is {max_bytes}")
         return found
 
     def delete(self, key: str) -> None:
@@ -209,7 +209,7 @@ def test_what_is_too_large_is_not_fetched(redis_url):
     config = {"rpc_port": 0, "max_message_bytes": 100_000, "payload_store": redis_url}
     server.prepare_server(yml_dict=config)
     with server, asking(server) as client:
-        assert "at most 100000 may be" in client.predict({"x": reference}).err_msg
+        assert "the limit is 100000" in client.predict({"x": reference}).err_msg
     store.close()
 
 
@@ -223,7 +223,7 @@ def test_all_inputs_of_a_request_together_are_not_more_than_one_may_be(url):
     with server, asking(server) as client:
         assert client.predict({"x": reference, "y": reference}).err_no == 0
         many = dict.fromkeys("abcdx", reference)
-        assert "bytes, at most" in client.predict(many).err_msg
+        assert "bytes; the limit is" in client.predict(many).err_msg
     store.close()
 
 

@@ -82,7 +82,7 @@ def test_one_that_cannot_start_changes_nothing():
     assert [release.left for release in desk.releases] == [1, 0, 0]
 
 
-def test_a_change_during_a_start_starts_anew():
+def test_a_change_during_a_start_restarts():
     desk = Desk()
     desk.tick("a.py")
     assert [release.left for release in desk.releases] == [1, 0]

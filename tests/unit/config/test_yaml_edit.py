@@ -30,7 +30,7 @@ def test_values_change_and_comments_stay(text):
 
 
 @pytest.mark.parametrize("text", ["", "op:\n", "a: &a {op: 1}\nop: {x: *a}\n", "op:\n  model:\n"])
-def test_what_cannot_be_edited_is_written_anew(text):
+def test_a_text_that_cannot_be_edited_is_rewritten(text):
     edited = with_ops_changed(text, _CHANGES)
     assert yaml.safe_load(edited)["op"]["model"] == {"concurrency": 4, "batch_size": 16}
     assert "was 1 and 1" in edited

@@ -889,7 +889,7 @@ class Back(Tag):
 
 
 @virtual
-async def test_a_jump_back_starts_races_anew_and_forgets_who_still_runs_in_the_old_one():
+async def test_a_jump_back_restarts_races_and_forgets_the_runners_of_the_old_one():
     loop = asyncio.get_running_loop()
     start = Tag("start", [RequestOp()])
     race = Tag("race", [Tag("slow", [start]), Tag("quick", [start])])

@@ -231,7 +231,7 @@ async def test_an_outage_fails_what_was_lost_to_it_with_its_reason():
 
 
 @virtual
-async def test_a_lost_batch_of_a_request_that_started_anew_is_not_the_new_ones():
+async def test_a_lost_batch_from_before_a_restart_does_not_count_for_the_request():
     """dag.retry raised the request's generation while its old batch was still running."""
     async with Lossy(retry=1) as engine:
         asked = engine.ask(path="x")

@@ -83,7 +83,7 @@ def test_a_lone_request_and_each_of_a_mini_batch_are_told_of_their_shapes_too():
     assert [(call.part, call.feed["ends"].tolist()) for call in calls] == [(0, [1]), (1, [2])]
 
 
-def test_a_call_that_is_taken_apart_is_told_anew():
+def test_a_call_that_is_split_gets_its_batch_inputs_again():
     (call,) = rules().plan({0: feed(1, 2), 1: feed(3)})
     apart = call.alone({}, attempts=1)
     assert [(each.feed["ends"].tolist(), each.attempts) for each in apart] == [([2], 1), ([1], 1)]

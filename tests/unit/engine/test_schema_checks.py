@@ -80,7 +80,7 @@ async def test_text_becomes_what_the_schema_says_and_an_answer_is_filled_in():
         assert (refused.err_no, refused.err_msg) == (PACKAGE, "a: expected int, found str 'x'")
         refused = await engine.ask(a="13")
         assert refused.err_no == TYPE_ERROR
-        assert refused.err_msg == "the answer is no Said: said: expected str, found int 13"
+        assert refused.err_msg == "the answer is not a valid Said: said: expected str, found int 13"
         assert answers(await engine.ask(a="4"))["said"] == "fine", "nothing else is touched"
         assert engine.executor.inside == 0
 
@@ -202,7 +202,7 @@ async def test_a_request_that_runs_again_brings_what_the_check_made_of_it():
 
 @pytest.mark.parametrize("said", ["fine", "fail"])
 @virtual
-async def test_an_answer_that_is_checked_while_its_request_begins_anew_counts_no_more(said):
+async def test_an_answer_that_is_checked_while_its_request_starts_again_does_not_count(said):
     """The last Op hangs with what came first; the second one answers in its place meanwhile."""
     said_before = ["before"]
 

@@ -171,9 +171,9 @@ async def test_who_is_held_and_leaves_ends_the_sequence_and_is_not_missed_twice(
         await pool(engine, "pass", 0)
         assert await result(first) == [1]
         assert "was cancelled, which ended the sequence" in await result(last)
-        anew = ask(engine, "7 start end", 2)
+        second = ask(engine, "7 start end", 2)
         await pool(engine, "pass", 3)
-        assert await result(anew) == [2]
+        assert await result(second) == [2]
         assert node.scheduler.reorder_buffer._lines == {}
 
 
@@ -209,10 +209,10 @@ async def test_who_goes_another_way_is_not_waited_for():
         asked = [ask(engine, "7", x) for x in (1, 2, 0, 3, 4)]
         await pool(engine, "parts", 7, 6, 3, 5, 4)
         odd, even, none, more, most = [(await each).payload for each in asked]
-        anew = [ask(engine, *each) for each in (("7 start", 1), ("7", 3), ("7", 2))]
+        second = [ask(engine, *each) for each in (("7 start", 1), ("7", 3), ("7", 2))]
         await pool(engine, "parts", 8, 10, 9)
-        assert await result(anew[1], "odd") == [1, 3]
-        assert "Op 'even' knows no sequence" in await result(anew[2]), "it is another sequence"
+        assert await result(second[1], "odd") == [1, 3]
+        assert "Op 'even' knows no sequence" in await result(second[2]), "it is another sequence"
     assert none["odd"] == "none"
     assert [more["odd"], most["even"]] == [[9, 1, 3], [9, 2, 4]]
     kept = [each["keeps"] for each in (odd, even, more, most)]

@@ -351,7 +351,7 @@ def test_objects_and_arrays_of_one_number_become_plain():
 def test_an_answer_that_does_not_fit_is_an_error_of_its_type(more, said):
     with pytest.raises(PayloadTypeError) as caught:
         bind(Answer).check_answer({"label": "x", "prob": 0.5, **more})
-    assert str(caught.value) == f"the answer is no Answer: {said}"
+    assert str(caught.value) == f"the answer is not a valid Answer: {said}"
     assert caught.value.code == 7000
 
 

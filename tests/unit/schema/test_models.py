@@ -60,7 +60,9 @@ def test_its_complaints_have_a_path():
         bind(Model).check({})
     with pytest.raises(PackageError, match=r"^a\[3\]\.x: input should be an integer, found str"):
         bind(Model).check({"a": "x"})
-    with pytest.raises(PayloadTypeError, match=r"^the answer is no Model: a\[3\]\.x: input"):
+    with pytest.raises(
+        PayloadTypeError, match=r"^the answer is not a valid Model: a\[3\]\.x: input"
+    ):
         bind(Model).check_answer({"a": "x"})
 
 

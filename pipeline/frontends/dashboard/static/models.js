@@ -57,7 +57,7 @@ function before() {
   return found === statuses.at(-1) ? undefined : found;
 }
 
-/** What a model did of late; one that was loaded anew has begun anew. */
+/** The recent figures of a model; a reload resets them. */
 function figures(model, was, passed_s) {
   if (!model.figures) return {};
   const { counters, workers } = model.figures;

@@ -104,7 +104,7 @@ func (d *Discovery) follow(ctx context.Context, at int) {
 	}
 }
 
-// take sets the backends anew if a list is another one than before.
+// take replaces the backends if a list has changed.
 func (d *Discovery) take(at int, now []config.Backend) {
 	d.lock.Lock()
 	defer d.lock.Unlock()

@@ -40,8 +40,8 @@ func (s *Server) isUnary(method string) bool {
 	return slices.Contains(s.config.Services, service) && !slices.Contains(streamMethods, name)
 }
 
-// isPassed says whether a server elsewhere hears a name from callers: what is about the message, the call to
-// it says anew.
+// isPassed says whether a remote server gets a caller's header of a name. The call to that server sets the
+// headers about the message itself.
 func isPassed(name string) bool {
 	switch reserved.Of(name) {
 	case reserved.Connection, reserved.Proxies:

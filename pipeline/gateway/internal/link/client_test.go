@@ -345,7 +345,7 @@ func TestAServerThatSpeaksOtherwiseIsNotAsked(t *testing.T) {
 	ours := hello(frame.Version, 1)
 	for said, text := range map[string]string{
 		"\x00\x00\x00\x0b\x10\x00\x00\x00\x00\x00\x00\x00\x00\x03\x01": "unexpected EOF", // a READY of version 3
-		hello(3, 1):             "version 3 of the link, this gateway version 7: build the gateway anew",
+		hello(3, 1):             "version 3 of the link, this gateway version 7: rebuild the gateway",
 		hello(frame.Version, 0): "without credit",
 		string(frame.Append(nil, frame.Hello, 0, 0, []byte("{"))):  "cannot be read",
 		string(frame.AppendGoaway(nil, 0, "its secret is wrong")):  "refuses the link: its secret is wrong",

@@ -156,7 +156,7 @@ func (p *Pool) tellKnown() {
 	close(p.Known)
 }
 
-// rechoose makes the list of those to ask anew; the lock is held.
+// rechoose makes a new list of the servers to ask; the lock is held.
 func (p *Pool) rechoose() {
 	chosen := p.choose()
 	chosen.HasWeb = slices.ContainsFunc(p.members, func(each *Backend) bool { return each.Web != nil })

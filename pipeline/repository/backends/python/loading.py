@@ -148,7 +148,7 @@ def _open(folders: list[str]) -> None:
 def _class_of(code: ModelCode, full_name: str, folders: list[str] | None = None) -> Any:
     file, name = Path(code.file), code.name
     if file.suffix not in SOURCE_SUFFIXES:
-        raise InitError(f"model '{name}': {file} is no Python file")
+        raise InitError(f"model '{name}': {file} is not a Python file")
     spec = ModuleSpec(full_name, _Loader(full_name, str(file)), origin=str(file))
     spec.has_location = True
     spec.submodule_search_locations = folders

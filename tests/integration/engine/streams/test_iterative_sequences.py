@@ -97,7 +97,7 @@ async def test_who_takes_one_answer_has_all_parts_of_its_sequence(workers):
 
 
 @on_loop
-async def test_a_process_that_dies_takes_its_sequences_along_and_slots_begin_anew():
+async def test_a_process_that_dies_ends_its_sequences_and_slots_start_again():
     async with serving(Sums(), workers="process", **config()) as streams:
         sink = streams.begin(n=9, x=1, dies=1)
         assert "the worker process was killed" in (await sink.ended()).err_msg

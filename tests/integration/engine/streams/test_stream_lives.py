@@ -96,7 +96,7 @@ async def test_a_call_that_may_succeed_later_is_made_again_before_the_first_part
 
 @pytest.mark.parametrize("where", ["op", "dag"])
 @on_loop
-async def test_a_generator_that_hangs_before_its_first_part_is_begun_anew(where):
+async def test_a_generator_that_hangs_before_its_first_part_starts_again(where):
     release = threading.Event()
 
     class Hangs(Op):

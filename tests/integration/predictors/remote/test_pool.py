@@ -260,7 +260,7 @@ def test_a_probe_that_gets_no_answer_waits_for_nothing_and_fails_in_the_end(
         assert pool.probe() is None
         clock.now += 10
         assert pool.probe() is False
-        assert pool.probe() is None, "the next one begins anew"
+        assert pool.probe() is None, "the next probe starts again"
 
 
 def test_after_close_calls_under_way_finish_and_no_new_ones_begin() -> None:

@@ -307,7 +307,7 @@ def test_without_zygotes_starts_end_at_once_and_say_why(make_family):
     late.kill()
 
 
-def test_zygotes_that_revive_are_spawned_anew_when_both_were_lost(make_family):
+def test_zygotes_that_revive_are_spawned_again_when_both_were_lost(make_family):
     family = make_family(revives=True)
     family.start_and_ask()
     for _ in range(2):

@@ -383,7 +383,7 @@ def test_limits_of_those_who_have_left_are_forgotten():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_comes_runs_once_or_is_refused_and_batches_are_legal(seed):
-    """Random requests and times: a batch is cut out of the queue as if anew each time."""
+    """Random requests and times: each batch is cut from the queue independently of earlier ones."""
     random_ = random.Random(seed)
     action = random_.choice(["reject", "delay"])
     batching = {

@@ -623,7 +623,7 @@ def test_the_backlog_forgets_those_that_were_cancelled(strategy):
 
 
 @BOTH
-def test_a_request_that_runs_anew_begins_its_sequence_again_in_the_backlog(strategy):
+def test_a_request_that_runs_again_restarts_its_sequence_in_the_backlog(strategy):
     asked = Sequences(strategy)
     asked.ask("1 start end")
     first, _ = asked.ask("2 start end"), asked.ask("3 start end")

@@ -308,7 +308,7 @@ async def test_a_refusal_is_the_answer(count):
 
 
 @virtual
-async def test_those_of_a_model_that_was_loaded_anew_go_to_its_successor():
+async def test_requests_of_a_reloaded_model_go_to_its_successor():
     world, other = World(), Engine()
     requests = world.add(1, 2)
     world.successor = other.begin, routed

@@ -151,16 +151,16 @@ async def test_requests_of_one_form_are_answered_each_with_its_own(both, body_of
 
 @BODIES
 @with_both()
-async def test_the_third_of_a_form_is_not_read_anew(both, body_of, monkeypatch):
+async def test_the_third_request_of_a_form_is_not_read_again(both, body_of, monkeypatch):
     def read(*args, **more):
-        raise AssertionError("it is read anew")
+        raise AssertionError("it is read again")
 
     for number in range(2):
         await both.same(*body_of([number, 1]))
     monkeypatch.setattr(forms, "read_request", read)
     for number in range(2):
         await both.same(*body_of([number, 2], ""))
-        with pytest.raises(AssertionError, match="read anew"):
+        with pytest.raises(AssertionError, match="read again"):
             await both.by_lane(*sent(body_of([number, 2, 3])))
 
 
@@ -252,7 +252,7 @@ async def test_an_unloaded_model_is_asked_no_more(both):
 
 
 @with_both()
-async def test_the_form_of_large_requests_is_learnt_anew_when_models_have_changed(both):
+async def test_the_form_of_large_requests_is_learnt_again_after_a_change_of_models(both):
     """Otherwise all later requests would take the routes, as long as the server runs."""
     whole, length = binary_body(np.ones(20_000))
     body, said = memoryview(bytearray(whole)), {LENGTH: b"%d" % length}

@@ -166,7 +166,7 @@ def messages(draw):
 @settings(max_examples=300, deadline=None)
 @given(message=messages(), data=st.data())
 @with_both(lambda: Mixed("mixed", RequestOp()))
-async def test_whatever_is_sent_is_answered_as_if_it_were_read_anew(both, message, data):
+async def test_any_message_is_answered_as_if_it_were_read_in_full(both, message, data):
     for _ in range(4):
         await both.same(message)
     for _ in range(4):

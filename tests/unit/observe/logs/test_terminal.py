@@ -69,11 +69,9 @@ def test_of_a_traceback_there_is_the_place_and_where_to_read_it(terminal):
 
 def test_of_a_message_of_several_lines_there_are_two_and_where_to_read_the_rest(terminal):
     trace = 'Traceback ...\n  File "/home/me/web.py", line 12, in init_op\nOSError: no file'
-    terminal.log(f"worker 0 failed: it is started anew\nOSError: no file\n{trace}")
+    terminal.log(f"worker 0 failed: it is restarted\nOSError: no file\n{trace}")
     assert terminal.lines() == [
-        "worker 0 failed: it is started anew: OSError: no file (web.py:12; traceback: "
-        + WHERE
-        + ")"
+        "worker 0 failed: it is restarted: OSError: no file (web.py:12; traceback: " + WHERE + ")"
     ]
 
 

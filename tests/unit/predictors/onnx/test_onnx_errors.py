@@ -45,10 +45,10 @@ MODEL = with_weights().SerializeToString()
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"not a model", "is no ONNX file, or is cut short"),
-        (b"", "is no ONNX file, or is cut short"),
-        (bytes(1000), "is no ONNX file, or is cut short"),
-        (MODEL[: len(MODEL) // 2], "is no ONNX file, or is cut short"),
+        (b"not a model", "is not an ONNX file, or is cut short"),
+        (b"", "is not an ONNX file, or is cut short"),
+        (bytes(1000), "is not an ONNX file, or is cut short"),
+        (MODEL[: len(MODEL) // 2], "is not an ONNX file, or is cut short"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "git lfs pull"),
         (one_node("Identity", ir_version=99), r"ir_version is 99.*up to \d+: upgrade onnxruntime"),
         (one_node("Identity", opsets={"": 99}), r"opset is 99.*up to \d+: upgrade onnxruntime"),
@@ -93,7 +93,7 @@ def test_weights_that_are_cut_short_are_named(path):
     ("text", "said"),
     [
         # What other versions of onnxruntime say, and what they say on machines with a card.
-        ("Load failed: ModelProto does not have a graph.", "is no ONNX file"),
+        ("Load failed: ModelProto does not have a graph.", "is not an ONNX file"),
         ("filesystem error: No such file or directory [/m/a.data]", "/m/a.data is missing"),
         ("GetFileLength for /m/a.data failed: Invalid fd", "/m/a.data is missing"),
         (

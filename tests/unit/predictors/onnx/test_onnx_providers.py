@@ -157,5 +157,5 @@ def test_int8_without_a_table_needs_scales_in_the_model():
     assert plan(DeviceType.TENSORRT, 0, precision="int8").needs_scales
 
 
-def test_cudnn_does_not_search_anew_for_each_size_of_batch():
+def test_cudnn_does_not_search_again_for_each_batch_size():
     assert options(plan(DeviceType.GPU, 0))["cudnn_conv_algo_search"] == "HEURISTIC"

@@ -159,7 +159,7 @@ func ReadHello(got Frame) (Greeting, error) {
 	return said, nil
 }
 
-var otherVersion = fmt.Sprintf("this gateway version %d: build the gateway anew with `python -m pipeline.gateway.build`", Version)
+var otherVersion = fmt.Sprintf("this gateway version %d: rebuild the gateway with `python -m pipeline.gateway.build`", Version)
 
 // Read returns the next frame.
 func Read(source *bufio.Reader) (Frame, error) {
