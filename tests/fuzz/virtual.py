@@ -78,7 +78,7 @@ class VirtualWorker:
 
 
 class VirtualWorkers(WorkersBase):
-    """The workers of one Op, which behave as threads or as processes; see `engine.worker_api.Workers`.
+    """The workers of one Op, which behave as threads or processes; see `engine.worker_api.Workers`.
 
     `lent_items`: the number of requests that lent workers have processed.
     """
