@@ -85,8 +85,8 @@ def test_each_decision_has_its_form():
     )
 
 
-MOST_WORDS = 77_779
-"""In docs/, without the archive and the generated pages; 75,000 is the goal. Only lowered."""
+MOST_WORDS = 75_000
+"""In docs/, without the archive and the generated pages. Only lowered."""
 
 
 def test_the_documents_do_not_grow():
