@@ -25,8 +25,8 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import (
     REQUEST_OP,
     ServiceConfig,
-    batch_fill_warnings,
     config_of,
+    op_warnings,
     unknown_ops,
 )
 from pipeline.config.yaml import ConfigSource, KeyPath
@@ -74,7 +74,7 @@ def _draw(options: argparse.Namespace) -> int:
         sys.stdout.write(FORMATS[options.format](drawing))
     ops = {op.name: op.pipeline_config for graph in server._graphs.values() for op in graph.ops}
     # Warnings that `prepare_server` has not logged.
-    for warning in (*unknown_ops(config, list(ops)), *batch_fill_warnings(config, ops)):
+    for warning in (*unknown_ops(config, list(ops)), *op_warnings(config, ops)):
         sys.stderr.write(f"warning: {warning}\n")
     return 0
 
@@ -164,12 +164,19 @@ def server_of_script(
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None, "it has a loader"
     module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
     sys.modules[name] = module  # process workers find its classes there
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
     _FINDER.add(name, str(script))
-    loader.exec_module(module)
-    MODULES.append(module)
+    try:
+        loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name)
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    MODULES[:] = [*(other for other in MODULES if other.__name__ != name), module]
     servers = loader.servers
     made: Sequence[PipelineServer | WebService] = servers or [
         value for value in vars(module).values() if isinstance(value, PipelineServer | WebService)
@@ -358,7 +365,7 @@ def _warnings_of_the_configuration() -> Iterator[list[str]]:
 def _warnings_about(config: ServiceConfig, source: ConfigSource, folder: Path) -> Iterator[str]:
     """Yield what a server would find when it starts."""
     ops = {name: resolve_op(name, {}, config) for name in config.op if name != REQUEST_OP}
-    yield from batch_fill_warnings(config, ops)
+    yield from op_warnings(config, ops)
     for path, named in _files_named(config):
         if not resolve_path(folder, named).exists():
             yield f"{source.place(path)}: no such file or folder: {named}"

@@ -113,14 +113,21 @@ def register(kind: Kind, name: str, implementation: Any) -> None:
     """Let config.yml name `implementation`; call it where the script is imported.
 
     It is what the kind's Protocol says, or its place as text, "module:attribute". Raises
-    ConfigError: there is no such kind, or another implementation has the name.
+    ConfigError: there is no such kind, or another implementation has the name. A script that runs
+    again, as in tests, replaces its own.
     """
     if kind not in BUILT_IN:
         raise ConfigError(f"register: expected {' or '.join(BUILT_IN)}, found {kind!r}")
     known = BUILT_IN[kind].get(name) or _registered.get((kind, name), implementation)
-    if known != implementation:
+    if known != implementation and _name_of(known) != _name_of(implementation):
         raise ConfigError(f"register: the name {name!r} is taken among {kind}: {known!r}")
     _registered[kind, name] = implementation
+
+
+def _name_of(implementation: Any) -> str:
+    """Return the name of an implementation, the same when its script runs again."""
+    name = getattr(implementation, "__qualname__", None)  # classes and functions have one
+    return f"{implementation.__module__}.{name}" if name else repr(implementation)
 
 
 def find(kind: Kind, name: str) -> Any:

@@ -693,17 +693,28 @@ def unheeded_of(config: ServiceConfig, server: ServiceConfig) -> list[str]:
     return [text] if keys else []
 
 
-def batch_fill_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:
-    """Return a warning for each Op whose batch needs more requests than are admitted at once."""
+def op_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:
+    """Return a warning for each Op whose settings have no effect, or never the wanted one."""
     limit = config.max_active
-    if limit is None:
-        return []
+    too_large = [] if limit is None else [name for name in ops if ops[name].batch_size > limit]
     return [
-        f"{config.source}: worker_num: {limit} requests at once never fill a batch of Op "
-        f"{name!r} with batch_size {op.batch_size}; raise worker_num or lower batch_size"
-        for name, op in ops.items()
-        if op.batch_size > limit
+        *(
+            f"{config.source}: worker_num: {limit} requests at once never fill a batch of Op "
+            f"{name!r} with batch_size {ops[name].batch_size}; raise worker_num or lower batch_size"
+            for name in too_large
+        ),
+        *(
+            f"{config.source}: op.{name}.client_type: no server_endpoints: the Op asks no model "
+            f"server by {op.client_type}"
+            for name, op in ops.items()
+            if op.client_type is not None and not _has_model(op)
+        ),
     ]
+
+
+def _has_model(op: OpConfig) -> bool:
+    is_local = op.local_service_conf.model_config is not None or op.client_type == "local_predictor"
+    return is_local or bool(op.server_endpoints)
 
 
 def _is_pattern(text: str) -> bool:

@@ -16,7 +16,7 @@ from pipeline.config.schema import (
     DagConfig,
     LogConfig,
     ServiceConfig,
-    batch_fill_warnings,
+    op_warnings,
     unknown_ops,
 )
 from pipeline.config.sections import LOOPBACK
@@ -182,7 +182,7 @@ class Runtime(ABC):
         for warning in (
             *(line for graph in graphs for line in doubtful_names(graph.all_ops)),
             *(unknown_ops(config, list(configs)) if graphs else ()),
-            *batch_fill_warnings(config, configs),
+            *op_warnings(config, configs),
         ):
             _LOGGER.warning("%s", warning)
 

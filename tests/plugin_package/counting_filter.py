@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pipeline import Filter
+from pipeline.proto.pipeline_service_pb2 import Response
 
 
 class Counting(Filter):
@@ -25,9 +26,10 @@ class Counting(Filter):
         self._calls: Counter[str] = Counter()
 
     def on_answer(self, request: Any, answer: Any) -> Any:
-        """Add the number of the caller's calls, this one included."""
+        """Add the number of the caller's calls, this one included, to answers in pairs."""
         caller = request.info.headers.get(self.options.header, "nobody")
         self._calls[caller] += 1
-        answer.key.append("calls")
-        answer.value.append(str(self._calls[caller]))
+        if isinstance(answer, Response):  # other doors have a ChannelData
+            answer.key.append("calls")
+            answer.value.append(str(self._calls[caller]))
         return answer

@@ -176,6 +176,38 @@ def test_a_script_is_taken_whether_it_runs_its_server_or_only_makes_it(tmp_path,
         assert client.rpc_port != 18071
 
 
+REGISTERS = """
+from pipeline import Op, PipelineServer, RequestOp, ResponseOp
+from pipeline.config.registry import register
+
+class Client:
+    def load(self, batch): return {}
+
+register("clients", "scripts_own", Client)
+"""
+
+
+def test_a_script_that_registers_a_plug_in_can_run_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    (tmp_path / "config.yml").write_text("rpc_port: 18071\n")
+    (tmp_path / "beside.py").touch()
+    script = tmp_path / "registering_server.py"
+    script.write_text(REGISTERS + SCRIPT.format(end=""))
+    for _ in range(2):
+        with TestClient(script) as client:
+            assert client.api({"x": 21}) == {"y": 42}
+
+
+def test_a_script_that_fails_leaves_no_half_of_its_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    script = tmp_path / "failing_server.py"
+    script.write_text("HALF = 1\nraise ValueError('in the middle')\n")
+    with pytest.raises(ValueError, match="in the middle"):
+        TestClient(script)
+    assert "failing_server" not in sys.modules
+
+
 def test_what_is_no_server_is_refused(tmp_path):
     with pytest.raises(InitError, match="there is no such script"):
         TestClient(tmp_path / "none.py")

@@ -22,8 +22,8 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import (
     OpConfig,
     ServiceConfig,
-    batch_fill_warnings,
     load_config,
+    op_warnings,
     unknown_ops,
 )
 from pipeline.config.yaml import MAX_DEPTH, flow
@@ -528,11 +528,19 @@ def test_an_op_takes_from_dag_what_it_does_not_say(is_thread_op: bool, workers: 
 
 def test_a_batch_larger_than_worker_num_is_warned_of() -> None:
     ops = {"bow": OpConfig(batch_size=8), "cnn": OpConfig(batch_size=4)}
-    (warning,) = batch_fill_warnings(service(worker_num=4), ops)
+    (warning,) = op_warnings(service(worker_num=4), ops)
     assert "'bow'" in warning
     assert "worker_num: 4" in warning
     assert "batch_size 8" in warning
-    assert batch_fill_warnings(service(), ops) == []
+    assert op_warnings(service(), ops) == []
+
+
+def test_a_client_type_without_a_server_is_warned_of() -> None:
+    remote = OpConfig(client_type="triton", server_endpoints=("127.0.0.1:8001",))
+    ops = {"bow": OpConfig(client_type="triton"), "cnn": OpConfig(), "remote": remote}
+    (warning,) = op_warnings(service(), ops)
+    assert "op.bow.client_type: no server_endpoints" in warning
+    assert op_warnings(service(), {"bow": OpConfig(client_type="local_predictor")}) == []
 
 
 def test_worker_num_counts_requests_or_copies() -> None:
@@ -541,7 +549,7 @@ def test_worker_num_counts_requests_or_copies() -> None:
     assert (several.replicas, several.max_active) == (4, None)
     assert service(build_dag_each_worker=True).replicas == 1
     big = {"big": resolve_op("big", {"batch_size": 8}, several)}
-    assert batch_fill_warnings(several, big) == [], "then it does not limit requests"
+    assert op_warnings(several, big) == [], "then it does not limit requests"
 
 
 # The reference configuration -------------------------------------------------------------

@@ -100,6 +100,19 @@ def test_a_name_is_registered_once_but_the_same_may_come_again(built_in):
         registry.register("sinks", "ours", object())
 
 
+def test_a_script_that_runs_again_replaces_its_own_implementations():
+    def run():
+        namespace = {"__name__": "web_server"}
+        exec("class Sink: pass\ndef client(model): pass", namespace)
+        return namespace["Sink"], namespace["client"]
+
+    for sink, client in (run(), run()):
+        registry.register("sinks", "again", sink)
+        registry.register("clients", "again", client)
+        assert registry.find("sinks", "again") is sink
+        assert registry.find("clients", "again") is client
+
+
 def test_there_is_no_kind_but_the_known_ones():
     with pytest.raises(ConfigError, match=r"expected engines or clients or .*, found 'sink'"):
         registry.register("sink", "mine", object())
