@@ -1,7 +1,8 @@
 """The only tree of exceptions: every class has its `err_no`, and its statuses over HTTP and gRPC.
 
-The codes are those of Paddle Serving's pipeline 0.8 and later; `OVERLOADED` is new. No other file
-knows which status an error has: frontends call `http_status_of` and `grpc_status_of`.
+The codes are those of Paddle Serving's pipeline 0.8 and later; `OVERLOADED` is new. Frontends
+call `http_status_of` and `grpc_status_of`; those of OpenAI's API and Triton's protocol translate to
+the codes of these APIs.
 """
 
 from __future__ import annotations
