@@ -120,6 +120,6 @@ def test_sequences_stay_at_their_servers(tmp_path, gateway_binary):
         assert went_on, lost
         assert lost, went_on  # 20 by three servers
         for way, id, answer in lost:
-            assert "START flag" in answer or "says sequence_start" in answer, (way, id)
+            assert "START flag" in answer or "must have sequence_start" in answer, (way, id)
             assert said[way]({"sequence_id": id, "sequence_start": True}) == "1", (way, id)
             assert said[way]({"sequence_id": id}) == "2", (way, id)

@@ -611,7 +611,7 @@ def test_what_a_worker_sends_runs_nothing_in_the_server(tmp_path, reader):
         assert (tmp_path / "taken").exists() == (reader == "process"), "a worker opens anything"
         if reader != "process":
             assert answer.err_no == 7000
-            assert "[works] the answer contains posix.mkdir in it" in answer.err_msg
+            assert "[works] the answer contains posix.mkdir," in answer.err_msg
             assert "allow_in_payloads(posix.mkdir)" in answer.err_msg
         assert served.ask({"for": "honest"}).err_no == 0
         if reader == "thread":

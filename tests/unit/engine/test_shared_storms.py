@@ -129,7 +129,7 @@ async def storm(rng):
                 if isinstance(limit, WorkerLimit):
                     assert (limit.model.running, list(limit.model._waiting)) == ([], [])
         cached = there.executor.executor.cached
-        assert cached is None or not cached._found
+        assert cached is None or not cached._lookups
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -144,7 +144,7 @@ def test_who_gathers_has_something_to():
         async with serving(Mark("g", RequestOp(), gather=True)):
             pass
 
-    with pytest.raises(GraphError, match="gather=True, but none"):
+    with pytest.raises(GraphError, match="gather=True, but the Ops that it reads do not stream"):
         start()
 
 

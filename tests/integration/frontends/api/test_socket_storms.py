@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 from fuzz import sockets, streams_real
 
-from pipeline.frontends.api.sockets import Talk
+from pipeline.frontends.api.sockets import SocketRequests
 
 _MOST_CASES = 60  # until a defect is found
 
@@ -24,29 +24,29 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def credit_is_not_counted():
-    with mock.patch.object(Talk, "_spend", mock.AsyncMock()):
+    with mock.patch.object(SocketRequests, "_spend", mock.AsyncMock()):
         yield
 
 
 @contextlib.contextmanager
 def a_cancel_is_not_heeded():
-    heed = Talk._is_order
+    heed = SocketRequests._is_order
 
     def deaf(self, message):
         return "cancel" in message or heed(self, message)
 
-    with mock.patch.object(Talk, "_is_order", deaf):
+    with mock.patch.object(SocketRequests, "_is_order", deaf):
         yield
 
 
 @contextlib.contextmanager
 def parts_have_the_number_of_another_request():
-    answer = Talk._answer
+    answer = SocketRequests._answer
 
     def other(self, socket, number, *asked):
         return answer(self, socket, number ^ 1, *asked)
 
-    with mock.patch.object(Talk, "_answer", other):
+    with mock.patch.object(SocketRequests, "_answer", other):
         yield
 
 

@@ -80,20 +80,22 @@ def errors_pass_parts():
 
 @contextlib.contextmanager
 def one_item_is_forgotten():
-    tell = StreamRun.tell
-    with mock.patch.object(StreamRun, "tell", lambda self, w, entries: tell(self, w, entries[:1])):
+    send_parts = StreamRun.send_parts
+    with mock.patch.object(
+        StreamRun, "send_parts", lambda self, w, entries: send_parts(self, w, entries[:1])
+    ):
         yield
 
 
 @contextlib.contextmanager
 def absent_parts_are_never_taken():
-    go_on = StreamDelivery._go_on
+    process_waiting = StreamDelivery._process_waiting
 
     def forgets(self, request, stream):
         with mock.patch.object(type(request), "took_part"):
-            go_on(self, request, stream)
+            process_waiting(self, request, stream)
 
-    with mock.patch.object(StreamDelivery, "_go_on", forgets):
+    with mock.patch.object(StreamDelivery, "_process_waiting", forgets):
         yield
 
 

@@ -452,7 +452,7 @@ async def test_an_error_does_not_have_the_head_of_an_answer():
     transport = place.connect()
     for answer in (WebResponse(500, b"no"), ValueError("a bug"), b"well"):
         transport.send(post(b"a"))
-        place.sinks[-1].say(AnswerHead(201))
+        place.sinks[-1].take_head(AnswerHead(201))
         place.sinks[-1].end(answer)
     statuses = [each.split(b" ")[0] for each in transport.written.split(b";")[:-1]]
     assert statuses == [b"500", b"500", b"201"]
