@@ -1,8 +1,8 @@
-"""Runs programs that were written for Paddle Serving's packages: their names lead here.
+"""Runs programs that were written for Paddle Serving's packages.
 
-`python -m pipeline run script.py` does all of it. A program that is started in another way calls
-`install` before its first import of those packages. The packages below have the predecessor's
-names: `server` stands in for `paddle_serving_server`, `client` for `paddle_serving_client`.
+`python -m pipeline run script.py` installs the import hook. A program that is started in another
+way calls `install` before its first import of those packages. `server` replaces
+`paddle_serving_server`, `client` replaces `paddle_serving_client`.
 """
 
 from pipeline.dropin.import_hook import install

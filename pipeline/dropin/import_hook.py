@@ -32,7 +32,7 @@ ROOTS = {
     "paddle_serving_server_gpu": _SERVER,
     "paddle_serving_client": _CLIENT,
 }
-"""The predecessor's packages, and ours that stand in for them, module for module."""
+"""The predecessor's packages and the packages that replace them, module by module."""
 
 COUNTERPARTS = {
     f"{_SERVER}.proto": "pipeline.proto",
@@ -47,12 +47,11 @@ COUNTERPARTS = {
     f"{_CLIENT}.proto": "pipeline.proto",
     f"{_CLIENT}.pipeline": f"{_SERVER}.pipeline",
 }
-"""Modules that are the library's own, so that their classes are the same ones, and modules of
-which another one has all names."""
+"""Modules that are aliases of other modules, so that no class exists twice."""
 
 
 def home_of(name: str) -> str | None:
-    """Return our module that `name` stands for; None if `name` is not a name of the predecessor."""
+    """Return the module that replaces `name`; None if the predecessor has no such module."""
     root, _, rest = name.partition(".")
     home = name
     if root in ROOTS:
@@ -67,15 +66,20 @@ class ImportHook(MetaPathFinder):
 
     @staticmethod
     def prepare_spawned() -> None:
-        """Workers that are fresh interpreters call this before they import anything of the
-        script's: see `workers.zygote.spawn`."""
+        """Install the hook in a spawned worker before it imports the script's modules.
+
+        `workers.zygote.spawn` calls it.
+        """
         install()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Raises ModuleNotFoundError for a module of the predecessor that we do not replace: no
-        other finder is asked then, so that nothing of an installed original is imported."""
+        """Find the module that replaces `fullname`.
+
+        Raises ModuleNotFoundError for a module of the predecessor that this library does not
+        replace: then no other finder imports it from an installed original.
+        """
         if fullname == _NEEDS_FLUID:
             _stand_in_for_fluid()
         home = home_of(fullname)
@@ -100,7 +104,7 @@ class MultiSlotDataGenerator:
 
 
 def _stand_in_for_fluid() -> None:
-    """Put modules of the former `paddle.fluid` where they are imported, if Paddle has none."""
+    """Add stand-ins for modules of the former `paddle.fluid`, if Paddle lacks them."""
     try:
         if _FLUID in sys.modules or find_spec(_FLUID) is not None:
             return
@@ -116,25 +120,25 @@ def _stand_in_for_fluid() -> None:
 
 
 class _Alias(Loader):
-    """Puts one of our modules under a second name into `sys.modules`."""
+    """Puts a module of this library under a second name into `sys.modules`."""
 
     def __init__(self, home: str) -> None:
         self._home = home
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system takes what stands there afterwards.
+        # The import system returns the module that is in sys.modules afterwards.
         sys.modules[module.__name__] = importlib.import_module(self._home)
 
 
 def install() -> None:
-    """From now on imports of the predecessor's packages lead to this library. Idempotent.
+    """Lead imports of the predecessor's packages to this library. Idempotent.
 
-    Names that NumPy had when it was current are there again, too (`np.float`, `np.fromstring`), and
-    servers listen on all addresses where their configuration says nothing else, and log what the
-    root logger gets.
+    Also restores NumPy's old names (`np.float`, `np.fromstring`). Servers listen on all addresses
+    unless their configuration names one, and they also log the records of the root logger.
 
     Raises:
-        InitError: one of them was imported before, so that two of everything would be around.
+        InitError: the program has already imported one of these packages, so each class would
+            exist twice.
     """
     if any(isinstance(finder, ImportHook) for finder in sys.meta_path):
         return
@@ -175,25 +179,25 @@ _text_to_array = np.fromstring
 
 
 def restore_numpy_names() -> None:
-    """Add what this NumPy lacks of the names above, and `np.fromstring` of bytes. Idempotent."""
+    """Add the names above that this NumPy lacks, and `np.fromstring` of bytes. Idempotent."""
     for name, value in _FORMER.items():
-        vars(np).setdefault(name, value)  # to ask by hasattr would be a warning
+        vars(np).setdefault(name, value)  # hasattr would warn
     np.fromstring = _fromstring  # type: ignore[assignment]  # it is overloaded there
 
 
 def write_scalars_as_before() -> None:
     """Write `0.9` where NumPy 2 writes `np.float32(0.9)`, in this context.
 
-    Scripts send `str()` of lists with NumPy's scalars in them, and their clients evaluate it.
+    Scripts send the `str()` of lists of NumPy scalars, and their clients evaluate it.
     """
-    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # before it, they are written so anyway
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # NumPy 1 writes them so by default
         np.set_printoptions(legacy="1.25")
 
 
 def _fromstring(
     string: Any, dtype: Any = float, count: int = -1, *, sep: str = "", **like: Any
 ) -> np.ndarray:
-    """Without `sep` the bytes are the array's own, in a copy that may be written to."""
+    """Without `sep`, return a writable copy of the bytes as an array."""
     if sep:
         return _text_to_array(string, dtype, count, sep=sep, **like)
     data = string.encode("latin-1") if isinstance(string, str) else string

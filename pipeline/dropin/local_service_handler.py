@@ -18,19 +18,19 @@ _NO_SETTINGS = frozenset(
 class LocalServiceHandler:
     """`Op(name, local_service_handler=LocalServiceHandler(model_config="uci_housing_model"))`
 
-    A record: nothing is loaded or started before the server is. Its values stand above those
-    of `op.<name>.local_service_conf`, which has the same names and defaults.
+    A record: only the server loads or starts the model. Its values override those of
+    `op.<name>.local_service_conf`, which has the same names and defaults.
 
     Args:
         model_config: the model's folder or file.
         client_type: "local_predictor"; or "brpc" or "grpc" for a service of its own.
-        workdir: working folder of such a service; "": a generated one.
+        workdir: working folder of such a service; a generated one if it is "".
         thread_num: CPU threads of one predictor.
         device_type: -1 by devices, 0 CPU, 1 GPU, 2 TensorRT, 3 ARM, 4 XPU, 5 and 6 Ascend.
         devices: card numbers, "0,1"; "": CPU.
-        fetch_names: outputs that are fetched; None: all.
-        available_port_generator: accepted; the system chooses the ports.
-        use_profile: accepted, without effect.
+        fetch_names: outputs to fetch; all if it is None.
+        available_port_generator: has no effect; the system chooses the ports.
+        use_profile: has no effect.
         dynamic_shape_info: as `Op.dynamic_shape_info`.
 
     All others are keys of `local_service_conf`.
@@ -72,23 +72,23 @@ class LocalServiceHandler:
         return dict(self._settings)
 
     def get_fetch_list(self) -> list[str] | None:
-        """Return the outputs that are fetched; None: all."""
+        """Return the outputs to fetch; None means all."""
         fetch_list: list[str] | None = self._settings["fetch_list"]
         return fetch_list
 
     def get_client_config(self) -> str:
-        """Return the file that has the inputs and outputs in a model folder of the predecessor."""
+        """Return the path of the model's configuration of inputs and outputs."""
         return str(Path(self._settings["model_config"], _CONF_FILE))
 
     def get_port_list(self) -> list[int]:
-        """Return no port: they belong to the services, which the server starts."""
+        """Return an empty list: the server chooses the ports of the services that it starts."""
         return []
 
     def get_client(self, concurrency_idx: int | None) -> Any:
-        """Load the model for the worker of that number: the cards are given out in turn.
+        """Load the model for the worker with this number; workers take the cards in turn.
 
-        The caller closes what it gets; inside an Op use `self.client`, which is there already.
-        Raises InitError: it cannot be loaded, or the model is to run as a service of its own.
+        The caller closes it. Inside an Op use `self.client` instead.
+        Raises InitError: the model cannot be loaded, or it runs as a service of its own.
         """
         from pipeline.predictors.base import LocalModel, load_local_predictor
 

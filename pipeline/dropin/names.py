@@ -1,6 +1,6 @@
-"""The names that scripts of Paddle Serving's pipeline import besides the Ops, in one place.
+"""The names besides the Ops that scripts of Paddle Serving's pipeline import.
 
-`pipeline.channel` and `pipeline.error_catch` are the two module names they import them from.
+Scripts import them from `pipeline.channel` and `pipeline.error_catch`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CustomException(PipelineError):
     Args:
         exceptionCode: a member of `CustomExceptionCode` or `ProductErrCode`, or an int.
         errorMsg: the message that the caller receives.
-        isSendToUser: accepted; an error always goes to the caller and never ends a process.
+        isSendToUser: has no effect; an error always goes to the caller and never ends a process.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ def ErrorCatch(function: _Function) -> Callable[..., tuple[Any, CaughtError]]:
             return function(*args, **kwargs), CaughtError(ErrorCode.OK.value, "")
         except PipelineError as error:
             return None, CaughtError(int(error.code), str(error))
-        except Exception as error:  # the decorator's very purpose
+        except Exception as error:  # the purpose of the decorator
             return None, CaughtError(ErrorCode.UNKNOW.value, str(error))
 
     return caught
 
 
 class CaughtError:
-    """Outcome of a call under `ErrorCatch`: `error_code` 0 if it went well."""
+    """Outcome of a call under `ErrorCatch`; `error_code` is 0 if the call succeeded."""
 
     def __init__(self, error_code: int, error_info: str) -> None:
         self.error_code = error_code
@@ -82,19 +82,19 @@ class CaughtError:
 
 
 def ParamChecker(function: _Function) -> _Function:
-    """Accepted for scripts that decorate with it; the framework checks its own parameters."""
+    """Return the function unchanged: the framework checks its own parameters."""
     return function
 
 
 class _Record(type):
-    """Makes `isinstance` hold for the records that the framework itself makes."""
+    """Makes `isinstance` true for the records that the framework makes."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, data.ChannelData)
 
 
 class ChannelData(metaclass=_Record):
-    """The record under the predecessor's constructor, for scripts that make one themselves."""
+    """The record with the predecessor's constructor, for scripts that make one."""
 
     check_dictdata: Callable[[Any], tuple[int, str]] = staticmethod(data.ChannelData.check_dictdata)
     check_npdata: Callable[[Any], tuple[int, str]] = staticmethod(data.ChannelData.check_npdata)
@@ -102,7 +102,7 @@ class ChannelData(metaclass=_Record):
         data.ChannelData.check_batch_npdata
     )
 
-    def __new__(  # type: ignore[misc]  # a record of the real class is what scripts want
+    def __new__(  # type: ignore[misc]  # scripts want a record of the real class
         cls,
         datatype: int | None = None,
         npdata: Any = None,

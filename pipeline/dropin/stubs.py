@@ -1,4 +1,4 @@
-"""Stand-ins for classes of the predecessor that cannot be had: they import, and say so in use."""
+"""Stand-ins for classes of the predecessor that this library lacks; using one is an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.errors import NotImplementedByOpError
 
 
 class Stub(type):
-    """The class of the stand-ins; `advice` says what to do instead."""
+    """Class of the stand-ins; `advice` says what to do instead."""
 
     advice = ""
 
@@ -16,12 +16,12 @@ class Stub(type):
         cls.refuse()
 
     def __getattr__(cls, name: str) -> NoReturn:
-        if name.startswith("__"):  # what the interpreter and pickle ask of any class
+        if name.startswith("__"):  # the interpreter and pickle look these up on any class
             raise AttributeError(name)
         cls.refuse()
 
     def refuse(cls) -> NoReturn:
-        """Say that it is not there."""
+        """Raise NotImplementedByOpError."""
         raise NotImplementedByOpError(
             f"{cls.__qualname__} of Paddle Serving is not in this library: {cls.advice} "
             "(docs/migration.md)"

@@ -41,7 +41,7 @@ class Client:
         """Read the model's inputs and outputs from `serving_client_conf.prototxt`.
 
         Raises:
-            InitError: it cannot be read, or there are several.
+            InitError: the file cannot be read, or several configurations were given.
         """
         path_or_paths = model_config_path_list
         paths = [path_or_paths] if isinstance(path_or_paths, str) else list(path_or_paths)
@@ -54,21 +54,21 @@ class Client:
         self._conf = read_model_conf(self._conf_path)
 
     def set_use_grpc_client(self, use_grpc_client: bool) -> None:
-        """Speak gRPC from the next `connect` on, rather than brpc."""
+        """Choose gRPC or brpc for the next `connect`."""
         self._client_type = "grpc" if use_grpc_client else "brpc"
 
     def set_rpc_timeout_ms(self, rpc_timeout: int) -> None:
-        """Limit of a call, ms; 20,000 unless set."""
+        """Set the limit of a call in milliseconds; the default is 20,000."""
         self._timeout_s = rpc_timeout / 1000
 
     def set_connect_timeout_ms(self, connect_timeout: int) -> None:
-        """Accepted: connecting counts as a part of the call."""
+        """Has no effect: the time to connect is part of the call's limit."""
 
     def set_max_body_size(self, body_size: int) -> None:
-        """Accepted: the limit is always 512 MiB."""
+        """Has no effect: the limit is always 512 MiB."""
 
     def connect(self, endpoints: Sequence[str] | None = None, encryption: bool = False) -> None:
-        """Name the servers, "host:port" each; calls go round robin over the servers that answer.
+        """Set the servers as "host:port"; calls go round robin over the servers that answer.
 
         Raises:
             InitError: no configuration was loaded, or the client cannot be made.
@@ -88,11 +88,11 @@ class Client:
         )
 
     def get_feed_names(self) -> list[str]:
-        """Return the inputs, by the names that `feed` has."""
+        """Return the input names that `feed` uses."""
         return [var.alias for var in self._loaded().feeds]
 
     def get_fetch_names(self) -> list[str]:
-        """Return the outputs, by the names that `fetch` has."""
+        """Return the output names that `fetch` uses."""
         return [var.alias for var in self._loaded().fetches]
 
     def predict(
@@ -107,20 +107,20 @@ class Client:
         """Run the model once.
 
         Args:
-            feed: a dict of input name to array (or list of str), "<name>.lod" beside it.
-            fetch: names of the outputs; none: all.
-            batch: whether axis 0 of the arrays is the batch; else they are one sample.
+            feed: maps input names to arrays or lists of str; "<name>.lod" holds an input's LoD.
+            fetch: names of the outputs; all if it is empty.
+            batch: whether axis 0 of the arrays is the batch; otherwise they are one sample.
             need_variant_tag: not supported.
-            logid: the caller's number of the request; `log_id` stands above it.
-            log_id: the same.
+            logid: the caller's number of the request; `log_id` takes precedence.
+            log_id: the caller's number of the request.
 
         Returns:
-            A dict of output name to array, and "<name>.lod" where there is one.
+            A dict of output names to arrays; "<name>.lod" holds an output's LoD.
 
         Raises:
             InputError, PayloadTypeError: the feed is not the model's.
-            PredictorError: the server refused it, or none answered.
-            DeadlineError: the time was over. (The predecessor returned None for all of these.)
+            PredictorError: the server refused the request, or no server answered.
+            DeadlineError: the limit has passed. (The predecessor returned None for all of these.)
         """
         if need_variant_tag:
             _refuse("variants")
@@ -135,7 +135,7 @@ class Client:
         )
 
     def release(self) -> None:
-        """End the connections. May be called again."""
+        """Close the connections. May be called again."""
         predictor, self._predictor = self._predictor, None
         if predictor is not None:
             predictor.close()

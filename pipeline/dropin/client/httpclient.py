@@ -56,8 +56,8 @@ class HttpClient:
     >>> client.predict(feed={"x": x}, fetch=["price"], batch=True).outputs[0].tensor[0].float_data
 
     Attributes:
-        headers: sent with every request.
-        ssl_context: for "https://" addresses.
+        headers: fields that every request has.
+        ssl_context: used for "https://" addresses.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class HttpClient:
     def load_client_config(self, model_config_path_list: str | Sequence[str]) -> None:
         """Read the model's inputs and outputs from `serving_client_conf.prototxt`.
 
-        Of several models in a row the inputs are the first one's, the outputs the last one's.
+        Of several models in a row, the first has the inputs and the last has the outputs.
 
         Raises:
-            InitError: it cannot be read.
+            InitError: a file cannot be read.
         """
         path_or_paths = model_config_path_list
         paths = [
@@ -113,10 +113,10 @@ class HttpClient:
         self.lod_tensor_set: set[str] = {v.alias for v in (*feeds, *fetches) if v.is_lod}
 
     def connect(self, url: str | Sequence[str] | None = None, encryption: bool = False) -> None:
-        """Name the server: "host:port", with "http://" or "https://" before it or without.
+        """Set the server: "host:port", "http://host:port" or "https://host:port".
 
         Raises:
-            InitError: it is not such an address, or there are several.
+            InitError: the address is not valid, or several were given.
         """
         if encryption:
             _refuse("encrypted models")
@@ -131,44 +131,44 @@ class HttpClient:
         self._close_grpc()
 
     def set_max_body_size(self, max_body_size: int) -> None:
-        """Set the most bytes of an answer; 512 MiB unless set."""
+        """Set the maximum size of an answer in bytes; the default is 512 MiB."""
         self.max_body_size = max_body_size
 
     def set_timeout_ms(self, timeout_ms: int) -> None:
-        """Set the limit of a call; 20,000 ms unless set."""
+        """Set the limit of a call; the default is 20,000 ms."""
         if not isinstance(timeout_ms, int):
             raise ValueError("timeout_ms must be int type.")
         self.timeout_ms = timeout_ms
 
     def set_max_retries(self, retry_times: int = 3) -> None:
-        """Set how often a connection that cannot be made is tried again; not at all unless set."""
+        """Set how often a failed connect is tried again; the default is 0."""
         if not isinstance(retry_times, int):
             raise ValueError("retry_times must be int type.")
         self._retries = retry_times
 
     def set_service_name(self, service_name: str) -> None:
-        """Set the path; "/GeneralModelService/inference" unless set."""
+        """Set the path; the default is "/GeneralModelService/inference"."""
         self.service_name = service_name
 
     def add_http_headers(self, headers: Mapping[str, str]) -> None:
-        """Also send these header fields."""
+        """Add fields to the headers of every request."""
         self.headers.update(headers)
 
     def set_request_compress(self, try_request_gzip: bool) -> None:
-        """Pack requests of more than 512 bytes by gzip."""
+        """Compress requests of more than 512 bytes with gzip."""
         self.try_request_gzip = try_request_gzip
 
     def set_response_compress(self, try_response_gzip: bool) -> None:
-        """Ask for answers that are packed by gzip."""
+        """Ask for answers that are compressed with gzip."""
         self.try_response_gzip = try_response_gzip
 
     def set_http_proto(self, http_proto: bool) -> None:
-        """Send messages, which is the default, or JSON; answers are of the same kind."""
+        """Choose protobuf messages (the default) or JSON, for requests and answers."""
         self.http_proto = http_proto
         self.headers["Content-Type"] = _PROTO if http_proto else _JSON
 
     def set_use_grpc_client(self, use_grpc_client: bool) -> None:
-        """Ask over gRPC rather than HTTP."""
+        """Choose gRPC or HTTP."""
         self.use_grpc_client = use_grpc_client
 
     def use_key(self, key_filename: str) -> NoReturn:
@@ -180,11 +180,11 @@ class HttpClient:
         _refuse("encrypted models")
 
     def get_feed_names(self) -> list[str]:
-        """Return the inputs, by the names that `feed` has."""
+        """Return the input names that `feed` uses."""
         return self.feed_names_
 
     def get_fetch_names(self) -> list[str]:
-        """Return the outputs, by the names that `fetch` has."""
+        """Return the output names that `fetch` uses."""
         return self.fetch_names_
 
     def get_legal_fetch(self, fetch: str | Sequence[str] | None) -> list[str]:
@@ -222,19 +222,19 @@ class HttpClient:
         """Run the model once.
 
         Args:
-            feed: a dict of input name to array, list or scalar, "<name>.lod" beside it.
-            fetch: names of the outputs; none: all.
-            batch: whether axis 0 of the arrays is the batch; else they are one sample.
-            need_variant_tag: accepted.
+            feed: maps input names to arrays, lists or scalars; "<name>.lod" holds an input's LoD.
+            fetch: names of the outputs; all if it is empty.
+            batch: whether axis 0 of the arrays is the batch; otherwise they are one sample.
+            need_variant_tag: has no effect.
             log_id: the caller's number of the request.
 
         Returns:
-            The service's `Response` message, with `outputs[0].tensor`; the same as a dict with
-            `set_http_proto(False)`. What the model refuses is its `err_no` and `err_msg`.
+            The service's `Response` message, with `outputs[0].tensor`; a dict with the same fields
+            after `set_http_proto(False)`. `err_no` and `err_msg` say why the model refused.
 
         Raises:
             InputError, ValueError: the feed is not the model's, or a header cannot be sent.
-            PredictorError: there is no answer. (The predecessor printed so and returned None.)
+            PredictorError: there is no answer. (The predecessor returned None.)
             DeadlineError: the time was over.
         """
         call = self.grpc_client_predict if self.use_grpc_client else self.http_client_predict
@@ -285,7 +285,7 @@ class HttpClient:
         )
 
     def init_grpc_stub(self) -> GrpcCalls:
-        """Return the connection for calls over gRPC, made when it is needed first."""
+        """Return the connection for calls over gRPC; the first call makes it."""
         if self._grpc is None:
             endpoints = (f"{self.ip}:{self.port}",)
             model = RemoteModel("HttpClient", "grpc", endpoints, timeout_s=self.timeout_ms / 1000)
@@ -315,7 +315,7 @@ class HttpClient:
         return request_to_json(request).decode()
 
     def _array(self, name: str, value: Any, batch: bool) -> np.ndarray:
-        """Return a value of the feed as it is sent; of a list the configuration knows the shape."""
+        """Return a value of the feed as it is sent; a list takes the configured shape."""
         dtype = dtype_of(self.feed_types_[name])
         is_array = isinstance(value, np.ndarray)
         array = as_array(value)
@@ -340,7 +340,7 @@ class HttpClient:
 
     @property
     def _url(self) -> str:
-        """The service, as errors name it."""
+        """The service's URL, for error texts."""
         return f"{self.http_s}{self.ip}:{self.port}{self.service_name}"
 
     def _close_grpc(self) -> None:
@@ -349,7 +349,7 @@ class HttpClient:
             grpc.close()
 
     def release(self) -> None:
-        """End this thread's connection and that over gRPC. May be called again."""
+        """Close this thread's connection and the gRPC connection. May be called again."""
         self._posts.close()
         self._close_grpc()
 
@@ -380,12 +380,12 @@ def _refuse(what: str) -> NoReturn:
 # Connections ------------------------------------------------------------------------------------
 
 
-_PATH = re.compile(r"/[!$-~]*")  # printable ASCII, without blanks, quotes, and fragments
+_PATH = re.compile(r"/[!$-~]*")  # printable ASCII without spaces, quotes and fragments
 _HUNG_UP = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
 
 class HttpPosts:
-    """POSTs to one server; each thread that asks has a connection of its own."""
+    """POSTs to one server, over one connection per thread."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -395,7 +395,7 @@ class HttpPosts:
         self._local = threading.local()
 
     def close(self) -> None:
-        """End this thread's connection."""
+        """Close this thread's connection."""
         connection: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if connection is not None:
             connection.close()
@@ -403,7 +403,7 @@ class HttpPosts:
     def post(
         self, to: HttpClient, body: bytes, headers: Mapping[str, Any]
     ) -> tuple[int, str, bytes]:
-        """Return (status, content type, unpacked body).
+        """Return (status, content type, decompressed body).
 
         Raises:
             InputError: the path or a header is not valid; nothing was sent.
@@ -425,7 +425,7 @@ class HttpPosts:
                 raise DeadlineError(text) from error
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                # The server may have closed a connection while nobody used it.
+                # The server may have closed an idle connection.
                 was_closed = is_used and isinstance(error, _HUNG_UP)
                 if not was_closed and attempt >= to._retries:
                     raise PredictorUnavailableError(f"{to._url}: {error!r}") from error
@@ -465,7 +465,7 @@ def checked_address(address: str) -> tuple[str, int]:
 
 
 def _check(path: str, headers: Mapping[str, Any]) -> None:
-    """Refuse what would not be one head. Raises InputError."""
+    """Check that path and headers make one valid head. Raises InputError."""
     if not _PATH.fullmatch(path):
         raise InputError(
             f"the service name {path!r} is not a path: expected one like /Model/inference"
@@ -479,7 +479,7 @@ def _check(path: str, headers: Mapping[str, Any]) -> None:
 
 
 def _whole(to: HttpClient, answer: http.client.HTTPResponse, content: bytes) -> bytes:
-    """Return the unpacked body. Raises PredictorError: it is too large, broken or cut off."""
+    """Return the decompressed body. Raises PredictorError: it is too large, broken or cut off."""
     is_over = len(content) > to.max_body_size or not answer.length
     if answer.getheader("Content-Encoding", "") == "gzip":
         unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)

@@ -1,4 +1,4 @@
-"""`paddle_serving_client.utils`: what benchmark scripts use."""
+"""`paddle_serving_client.utils`: helpers of benchmark scripts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show_latency(latency_list: Sequence[float]) -> None:
 
 
 class MultiThreadRunner:
-    """Runs a function in several processes, whatever its name says."""
+    """Runs a function in several processes (not threads)."""
 
     def run(
         self,
@@ -44,11 +44,13 @@ class MultiThreadRunner:
         thread_num: int,
         global_resource: Any,
     ) -> list[list[Any]]:
-        """Call `thread_func(1..thread_num, global_resource)` at the same time; the lists that the
-        calls return are joined element by element."""
-        os.environ["http_proxy"] = os.environ["https_proxy"] = ""  # the servers are near
+        """Call `thread_func(1..thread_num, global_resource)` in parallel.
+
+        The lists that the calls return are joined element by element.
+        """
+        os.environ["http_proxy"] = os.environ["https_proxy"] = ""  # no proxy
         calls = [(number + 1, global_resource) for number in range(thread_num)]
-        # Forked, so that functions of the script need not be imported again.
+        # Forked processes need not import the script again.
         with multiprocessing.get_context("fork").Pool(thread_num) as pool:
             results = pool.starmap(thread_func, calls, chunksize=1)
         merged = results[0]

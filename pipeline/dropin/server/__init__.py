@@ -1,4 +1,4 @@
-"""`paddle_serving_server`: the package; its C++ server is not here."""
+"""`paddle_serving_server`, without its C++ server."""
 
 from typing import Any
 

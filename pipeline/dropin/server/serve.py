@@ -19,13 +19,13 @@ _WRONG_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve a model, or say what there is instead of a command; the exit status."""
+    """Serve a model, or name the replacement of a command; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     instead = _INSTEAD.get(words[0]) if words else None
     if instead is not None:
         sys.stderr.write(f"there is no command {words[0]!r} here: {instead}\n")
         return _WRONG_USAGE
-    # By name: it brings the whole server with it.
+    # Imported here because it imports the whole server.
     status: int = importlib.import_module("pipeline.serve").main(words)
     return status
 

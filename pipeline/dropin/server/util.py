@@ -1,4 +1,4 @@
-"""`paddle_serving_server.util`: the options that scripts parse, and their process file."""
+"""`paddle_serving_server.util`: the parser of options, and the file of processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ArgsParser(argparse.ArgumentParser):
         self.add_argument("-o", "--opt", nargs="+", help="set configuration options: key.key=value")
 
     def parse_args(self, argv: Sequence[str] | None = None) -> Any:  # type: ignore[override]
-        """Return the options; end the script if they are wrong, as argparse does it."""
+        """Return the options; end the script if they are wrong, as argparse does."""
         args = super().parse_args(argv)
         if args.config is None:
             self.error("name the configuration file: --config config.yml")
@@ -46,7 +46,7 @@ def _conf_dict(file: str, options: Sequence[str]) -> dict[str, Any]:
         raise ConfigError("\n".join(source.problems))
     conf: Any = {} if source.data is None else source.data
     if not isinstance(conf, dict):
-        raise ConfigError(f"{file}: expected a mapping of keys, found {type(conf).__name__}")
+        raise ConfigError(f"{file}: expected a mapping of keys, got {type(conf).__name__}")
     for option in options:
         path, equals, text = option.strip().partition("=")
         if not equals or not all(path.split(".")):
@@ -66,7 +66,7 @@ def _set(conf: dict[str, Any], keys: Sequence[str], value: object, option: str) 
 
 
 def _value(path: str, text: str) -> object:
-    """Numbers and True/False become that; `devices` is text, though it looks like a number."""
+    """Return a number or a bool where the text is one; `devices` is always text."""
     if path.endswith("devices"):
         return text
     if text in ("True", "False"):
@@ -82,7 +82,7 @@ def _value(path: str, text: str) -> object:
 def dump_pid_file(portList: Sequence[int], model: object) -> None:
     """Write this process into ProcessInfo.json in `SERVING_HOME`, or in the current folder.
 
-    Entries of the same ports are replaced. Nothing here reads it: it is for one's own tools.
+    Replaces entries of the same ports. Only users' tools read the file.
     """
     file = Path(os.environ.get("SERVING_HOME", "."), "ProcessInfo.json")
     ports = list(portList)
@@ -95,14 +95,14 @@ def dump_pid_file(portList: Sequence[int], model: object) -> None:
 
 
 def pid_is_exist(pid: int) -> bool:
-    """Return whether there is a process of that number that may be sent a signal."""
+    """Return whether this process may send a signal to the process `pid`."""
     return _send(pid, 0)
 
 
 def kill_stop_process_by_pid(command: str, pid: int) -> None:
-    """Send SIGINT ("stop") or SIGKILL ("kill") to a process; its group is left alone.
+    """Send SIGINT ("stop") or SIGKILL ("kill") to a process, not to its group.
 
-    That is enough: a server of this library takes its workers with it, however it ends.
+    The workers of a server end with it.
     """
     if command in _SIGNALS:
         _send(pid, _SIGNALS[command])

@@ -1,4 +1,4 @@
-"""`paddle_serving_server.web_service`: WebService, and what its module has besides."""
+"""`paddle_serving_server.web_service`: WebService and `port_is_available`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Op", "PipelineWebService", "WebService", "port_is_available"]
 
 
 def port_is_available(port: int) -> bool:
-    """Return whether nobody accepts connections on that port of this machine."""
+    """Return whether no process accepts connections on this port of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(2)
         return probe.connect_ex(("127.0.0.1", port)) != 0
@@ -31,7 +31,7 @@ def _refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 class WebService(web_service.WebService):
-    """The library's, and a clear answer to scripts from before the pipeline."""
+    """The library's WebService; scripts from before the pipeline get a clear error."""
 
     def __init__(self, name: str = "default_service") -> None:
         super().__init__(name)

@@ -1,6 +1,6 @@
-"""`paddle_serving_server.pipeline`: Ops, server and client, and what is in its small modules.
+"""`paddle_serving_server.pipeline`: Ops, server and client, and the names of its small modules.
 
-`import_hook.COUNTERPARTS` has `analyse`, `dag`, `error_catch`, `logger` and `operator` lead here.
+`import_hook.COUNTERPARTS` leads `analyse`, `dag`, `error_catch`, `logger` and `operator` here.
 """
 
 import os
@@ -30,7 +30,7 @@ DAGExecutor: Any = stub("DAGExecutor", __name__, _GRAPH)
 ParamVerify: Any = stub("ParamVerify", __name__, "the library checks its own parameters")
 VirtualOp: Any = stub("VirtualOp", __name__, "edges may skip levels without it")
 log_dir: str = os.path.join(os.environ.get("SERVING_LOG_PATH", ""), "PipelineServingLogs")
-logger: ModuleType = sys.modules[__name__]  # whose `log_dir` it is
+logger: ModuleType = sys.modules[__name__]  # scripts read its `log_dir`
 
 __all__ = [
     "DAG",

@@ -21,7 +21,7 @@ ServerYamlConfChecker: Any = stub(
 
 
 class PipelineServer(server.PipelineServer):
-    """The library's; Ops that no ResponseOp reads are left out, as Paddle Serving does it."""
+    """The library's server; as in Paddle Serving, it leaves out Ops that no ResponseOp reads."""
 
     def _build_graph(self, response_op: ResponseOp) -> Graph:
         return build_graph(response_op, _warn_of_loose)

@@ -15,7 +15,7 @@ __all__ = ["PerformanceTracer", "TimeProfiler", "UnsafeTimeProfiler"]
 
 
 class TimeProfiler:
-    """Takes down when something began and ended, as lines that `Analyst` reads; for many threads.
+    """Records when something began and ended, as lines that `Analyst` reads. Thread-safe.
 
         profiler = TimeProfiler()
         profiler.enable(True)
@@ -23,24 +23,24 @@ class TimeProfiler:
         profiler.record("prep#[bow|0]_1")  # ends
         profiler.print_profile()
 
-    Until it is enabled it does nothing.
+    It records nothing until it is enabled.
 
     Args:
-        clock_ns: time since the epoch.
+        clock_ns: returns the nanoseconds since the epoch.
     """
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._clock_ns = clock_ns
         self._is_enabled = False
         self._lock = threading.Lock()
-        self._open: dict[str, str] = {}  # by name: what has begun and not ended
+        self._open: dict[str, str] = {}  # begun and not ended, by name
         self._pairs: list[str] = []
 
     def enable(self, enable: bool) -> None:
         self._is_enabled = enable
 
     def record(self, name_with_tag: str) -> None:
-        """Note the instant `<name>_<tag>`; two of one name are a begin and an end."""
+        """Record the event `<name>_<tag>`; the first of a name is its begin, the second its end."""
         if not self._is_enabled:
             return
         event = f"{name_with_tag}:{self._clock_ns() // 1000} "
@@ -53,8 +53,7 @@ class TimeProfiler:
                 self._pairs += (begin, event)
 
     def gen_profile_str(self) -> str | None:
-        """Return a line of everything that has ended since the last one; None if it is not
-        enabled."""
+        """Return a line of what ended since the last line; None if not enabled."""
         if not self._is_enabled:
             return None
         with self._lock:
@@ -68,7 +67,7 @@ class TimeProfiler:
             sys.stderr.write(line)
 
 
-UnsafeTimeProfiler = TimeProfiler  # which spared itself the lock
+UnsafeTimeProfiler = TimeProfiler  # the predecessor's has no lock
 
 PerformanceTracer: Any = stub(
     "PerformanceTracer",

@@ -30,7 +30,7 @@ class NameGenerator:
 
 
 class AvailablePortGenerator:
-    """Ports of this machine, from `start_port` on, on which nobody listens."""
+    """Free ports of this machine, from `start_port` on."""
 
     def __init__(self, start_port: int = 12000) -> None:
         self._ports = itertools.count(start_port)
@@ -52,7 +52,7 @@ def GetAvailablePortGenerator() -> AvailablePortGenerator:
 
 
 class ThreadIdGenerator:
-    """Numbers from `base_counter` in steps, up to `max_id`, then again; for many threads."""
+    """Numbers from `base_counter` in steps up to `max_id`, then from the start. Thread-safe."""
 
     def __init__(
         self, max_id: int, base_counter: int = 0, step: int = 1, lock: threading.Lock | None = None
