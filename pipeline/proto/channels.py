@@ -1,4 +1,4 @@
-"""gRPC channels as all clients here open them, and their end with the program's."""
+"""Options of gRPC channels for all clients, and their close at exit."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 def channel_options(
     max_message_bytes: int = MAX_MESSAGE_BYTES, endpoints: Sequence[str] = ()
 ) -> list[tuple[str, Any]]:
-    """Options of a channel to all endpoints of a target: calls go round robin over them.
+    """Return the options of a channel whose calls go round robin over all endpoints of a target.
 
-    gRPC asks by the proxies of the environment, but not what is on loopback.
+    gRPC uses the proxies of the environment, except for loopback.
     """
     return [
         ("grpc.enable_http_proxy", int(not has_loopback(endpoints))),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.lb_policy_name", "round_robin"),
-        # gRPC's own pauses grow to two minutes, for which a server that is back stays unused.
+        # gRPC's own pauses grow to two minutes, during which a restarted server is unused.
         ("grpc.initial_reconnect_backoff_ms", _FIRST_RECONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", _LAST_RECONNECT_MS),
     ]
 
 
 def close_at_exit(channel: Any) -> None:
-    """See to it that a script can end: gRPC may hang when it does so with calls under way."""
+    """Close a channel at exit: with calls in progress, gRPC may keep the program from ending."""
     if not _open:
         atexit.unregister(_close_all)
         atexit.register(_close_all)

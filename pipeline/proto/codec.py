@@ -1,7 +1,7 @@
 """numpy values to wire `Tensor`s and back: the writer and the reader of one format.
 
-The wire is that of pipeline_service.proto. Nothing here evaluates or unpickles, and no reader
-allocates by a size that a peer states: it is compared first with the data that did arrive.
+The wire is that of pipeline_service.proto. Nothing here evaluates or unpickles. Readers compare a
+size that a peer states with the received data before they allocate memory for it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ AnyTensor = Tensor | BlockMessage
 class ElemType(IntEnum):
     """Values of `Tensor.elem_type`.
 
-    Paddle Serving calls 6 BF16, but its clients use it for arrays of uint16, and its servers make
-    such arrays of it: numpy has no bfloat16. Our bfloat16 travels as 14, a number that Paddle does
-    not use.
+    Paddle Serving calls 6 BF16, but its clients send arrays of uint16 as 6 and its servers read
+    them so, since numpy has no bfloat16. This library sends bfloat16 as 14, which Paddle does not
+    use.
     """
 
     INT64 = 0
@@ -103,7 +103,7 @@ _VARINT_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 def decode_tensors(tensors: Iterable[AnyTensor]) -> dict[str, Any]:
-    """Return every tensor's value under its name; the later of two with the same name wins.
+    """Return every tensor's value under its name; of two with one name, the later one counts.
 
     A tensor with a `lod` adds `"<name>.lod"`: its offsets as a 1-D int32 array. Raises
     PackageError as `tensor_to_numpy` does.
@@ -117,9 +117,9 @@ def decode_tensors(tensors: Iterable[AnyTensor]) -> dict[str, Any]:
 
 
 def decode_request(tensors: Sequence[AnyTensor]) -> dict[str, Any]:
-    """Return what `decode_tensors` does of a request, in which one text alone is a `str`.
+    """Return a request's tensors as `decode_tensors` does, but a single text as a `str`.
 
-    So the predecessor's servers read a STRING tensor of shape [1], which its clients send.
+    The predecessor's servers read a STRING tensor of shape [1], which its clients send, so.
     """
     values = decode_tensors(tensors)
     for tensor in tensors:
@@ -130,7 +130,7 @@ def decode_request(tensors: Sequence[AnyTensor]) -> dict[str, Any]:
 
 
 def tensor_to_numpy(tensor: AnyTensor) -> Any:
-    """Return the value of one tensor: a writable array of its own, or text, or bytes.
+    """Return the value of one tensor: a new writable array, text, or bytes.
 
     - Numeric elem_types give an array of that dtype (BF16: ml_dtypes.bfloat16) and of `shape`.
       Without a shape, one element gives a 0-d array and any other number a 1-D array.
@@ -175,7 +175,7 @@ def _elements(tensor: AnyTensor, field: str, dtype: np.dtype[Any]) -> Array:
 def _from_varints(
     tensor: BlockMessage, parts: Iterator[Array], size: int, dtype: np.dtype[Any]
 ) -> Array:
-    """Return the integers of a long field, never all of them in their wide form."""
+    """Return the integers of a long field; it is converted in slices to save memory."""
     check_decoded(f"tensor {tensor.name!r}", size * dtype.itemsize, tensor.limits)
     numbers = np.empty(size, dtype)
     at = 0
@@ -228,12 +228,12 @@ def numpy_to_tensor(
     """Return the tensor `name` of one value; `tensor_to_numpy` gives the value back.
 
     `value` is an array, a numpy scalar or Python number (0-d), `str` or a list of them (STRING),
-    bytes (BYTES, unchanged) or a nested list of numbers. uint32 and, where it fits, uint64 travel
-    as int64. `lod` holds level-of-detail offsets. `as_bytes` sends an array of numbers as a .npy
-    file: the quickest form for integers, and it keeps every dtype but bfloat16 (which is sent
-    typed). Bytes that begin like a .npy file come out as its array.
+    bytes (BYTES, unchanged) or a nested list of numbers. uint32 and, where its values fit, uint64
+    are sent as int64. `lod` holds level-of-detail offsets. `as_bytes` sends an array of numbers as
+    a .npy file: the quickest form for integers. It keeps every dtype but bfloat16, which is sent
+    typed. The reader returns bytes that begin like a .npy file as its array.
 
-    Raises PayloadTypeError, with the tensor's name, for what this wire cannot carry.
+    Raises PayloadTypeError, with the tensor's name, for a value that the wire cannot carry.
     """
     try:
         tensor = _pack(name, value, as_bytes)
@@ -280,9 +280,9 @@ def _pack_strings(name: str, array: Array) -> Tensor:
 
 
 def numeric_layout(array: Array) -> tuple[Array, int, str]:
-    """Return an array of numbers in a dtype that travels, its elem_type, and the field it fills.
+    """Return an array of numbers in a dtype of the wire, its elem_type, and the field it fills.
 
-    Raises TypeError and ValueError for what has none.
+    Raises TypeError and ValueError for an array without an elem_type.
     """
     array = sendable(array)
     elem_type = _ELEM_TYPES[array.dtype]
@@ -304,7 +304,7 @@ def _pack_numbers(name: str, array: Array) -> Tensor:
 def sendable(array: Array) -> Array:
     """Return `array` in native byte order, in a dtype that has an elem_type.
 
-    Raises TypeError and ValueError for what has none.
+    Raises TypeError and ValueError for an array without an elem_type.
     """
     dtype = array.dtype.newbyteorder("=")
     if dtype == np.uint64:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as clients speak it: lines of a head, and answers as their bytes come."""
+"""HTTP/1.1 of clients: header lines, and a reader of answers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipeline.errors import ClosedError, TooLargeError
 
 EVENTS = "text/event-stream"
 
-_MOST_HEAD_BYTES = 65536  # in which a head has to be at its end
+_MOST_HEAD_BYTES = 65536  # of a head
 _FIELD_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 def header_line(name: str, value: str) -> bytes:
-    """Return a line of a head. Raises ValueError: a field cannot be called, or hold, that."""
+    """Return a header line. Raises ValueError: the name or the value is not valid."""
     if not _FIELD_NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a header field")
     if not _FIELD_VALUE.fullmatch(value):
@@ -33,7 +33,7 @@ def header_line(name: str, value: str) -> bytes:
 
 
 def retry_after_s(text: str) -> float | None:
-    """Return the seconds that a Retry-After asks for, as a number or a date; None: it is wrong."""
+    """Return the seconds of a Retry-After, a number or a date; None if it is not valid."""
     try:
         seconds = float(text)
     except ValueError:
@@ -49,15 +49,15 @@ class HttpReader:
     """Reader of one answer: bytes in, a head and a body out.
 
     Args:
-        peer: who answers, for error texts.
-        most_bytes: of a body that is read whole, and of one event.
-        limit: what it is, for error texts.
+        peer: the server, for error texts.
+        most_bytes: limit of a body that is read whole, and of one event.
+        limit: name of this limit, for error texts.
 
     Attributes:
-        body: what of it came and was not taken.
-        headers: by their names in lower case.
-        is_behind_head: the head is known.
-        is_whole: the end of the body came.
+        body: its received bytes that were not taken yet.
+        headers: values by names in lower case.
+        is_behind_head: whether the head is complete.
+        is_whole: whether the body is complete.
     """
 
     def __init__(self, peer: object, most_bytes: int, limit: str = "max_message_bytes") -> None:
@@ -71,12 +71,12 @@ class HttpReader:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._stays: bool = False
         self._head_bytes = 0
-        self._searched = 0  # of the body: there is no end of a line in it
+        self._searched = 0  # bytes of the body without a line break
         self._name = b""
         self._data = bytearray()
 
     def take(self, data: bytes) -> None:
-        """Take what was received; b"": the peer has closed. Raises PipelineError."""
+        """Read received bytes; b"" if the peer has closed. Raises PipelineError."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -106,9 +106,9 @@ class HttpReader:
         return self.is_whole and self._says_length() and self._stays
 
     def events(self) -> Iterator[tuple[bytes, bytes]]:
-        """Take the server-sent events that are whole: the name and the data of each.
+        """Yield name and data of each complete server-sent event, and remove it from the body.
 
-        Comments have neither. Raises TooLargeError: one is too large.
+        Comments have neither. Raises TooLargeError: an event is too large.
         """
         while (end := self.body.find(b"\n", self._searched)) >= 0:
             line = bytes(self.body[:end]).removesuffix(b"\r")
@@ -129,7 +129,7 @@ class HttpReader:
         self.check_size(self.body)
 
     def check_size(self, part: bytes | bytearray) -> None:
-        """Raise TooLargeError for a part that is larger than any may be."""
+        """Raise TooLargeError for a part above the limit."""
         if len(part) > self._most_bytes:
             raise TooLargeError(
                 f"{self._peer}: an answer is larger than {self._limit} ({self._most_bytes})"
@@ -154,8 +154,7 @@ class HttpReader:
         self.body += data
 
     def on_message_complete(self) -> None:
-        """Take the end of the body; of 100 and similar answers, after which the final answer
-        comes."""
+        """Take the end of the body. After 100 and similar answers the final answer follows."""
         if self.status < 200:
             self.headers, self.is_behind_head = {}, False
         else:

@@ -1,4 +1,4 @@
-"""Unpacking of zlib, in slices and up to a limit."""
+"""Decompression by zlib, in slices and up to a limit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pipeline.proto.slices import SLICE_BYTES, Piece, breathe
 
 
 def inflated(data: bytes | memoryview, window_bits: int, most: int) -> bytes:
-    """Unpack `data`.
+    """Decompress `data`.
 
     Raises:
-        OverflowError: it is more than `most` bytes.
-        EOFError: it ends too early.
-        ValueError: something follows it; the text is how many bytes.
-        zlib.error: it is not packed so.
+        OverflowError: the result has more than `most` bytes.
+        EOFError: `data` end too early.
+        ValueError: bytes follow the compressed data; the text is their number.
+        zlib.error: `data` are not in this format.
     """
     unpacker = zlib.decompressobj(wbits=window_bits)
     pieces: list[bytes] = []
@@ -40,7 +40,7 @@ def inflated(data: bytes | memoryview, window_bits: int, most: int) -> bytes:
 
 
 def emptied(pieces: list[Any]) -> bytes:
-    """Join the pieces and empty the list, so that nothing is there twice for long."""
+    """Join the pieces and empty the list, which frees the pieces."""
     joined = b"".join(pieces)  # lets others run
     pieces.clear()
     return joined

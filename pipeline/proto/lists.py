@@ -1,4 +1,4 @@
-"""Python's lists as arrays: text stays text, each with the room that it needs."""
+"""Python's lists as arrays: text stays `str`, without padding."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _LIST = (list, tuple)
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
-    """Return numpy's array of nested lists or anything else; where there is text, of objects.
+    """Return numpy's array of nested lists or of another value; an array of objects if it has text.
 
-    numpy itself would make an array with room for the longest text in every place, and text of
-    numbers beside text. Raises ValueError: the lists are uneven.
+    numpy itself would pad every text to the longest one, and turn numbers among texts into text.
+    Raises ValueError: the lists have different lengths.
     """
     return np.asarray(value, object if has_text(value) else None)
 
 
 def has_text(value: Any, axes: int = _MOST_AXES) -> bool:
-    """Return whether text is among the elements of nested lists, or of arrays in lists."""
+    """Return whether nested lists, or arrays in them, have text."""
     if not isinstance(value, _LIST):
         return isinstance(value, _TEXT)
     kinds = set(map(type, value))
@@ -42,7 +42,7 @@ def _is_text_array(value: Any) -> bool:
 
 
 def concatenated(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the arrays one behind the other; of objects where padded text would be large."""
+    """Join arrays along axis 0; the result is of objects where padded text would be large."""
     if arrays[0].dtype.kind in "US":
         widest = max(array.itemsize for array in arrays)
         padded = widest * sum(array.size for array in arrays)

@@ -22,7 +22,7 @@ STREAM_PATH = f"{INFERENCE_PATH}_stream"
 PROFILE_KEY = "pipeline.profile"
 _LOD_SUFFIX = ".lod"
 _MOST_PADDED = 2**18  # characters of an array of text, the padding too
-_META_KEYS = ("logid", "clientip")  # of a feed_dict: a number or text there is about the request
+_META_KEYS = ("logid", "clientip")  # of a feed_dict: their numbers and texts describe the request
 _ANSWER_FIELDS = {
     "ecode": "err_no",
     "err_no": "err_no",
@@ -36,7 +36,7 @@ _ANSWER_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """Wishes of a caller for one call, besides its data."""
+    """Options of one call."""
 
     fetch: list[str] | None
     as_tensors: bool
@@ -46,7 +46,7 @@ class CallOptions:
 
 
 def request_from_feed(feed_dict: dict[str, Any], options: CallOptions, own_ip: str) -> Request:
-    """Return the message of a call. Raises TypeError, which says what key cannot be sent."""
+    """Return the message of a call. Raises TypeError with the key that cannot be sent."""
     _check_arguments(feed_dict, options.fetch)
     request = Request()
     about = {
@@ -97,7 +97,7 @@ def _is_word(value: Any) -> bool:
 
 
 def _is_lod(key: str, feed_dict: dict[str, Any]) -> bool:
-    """Return whether the value of `key` is the LoD of another value, and travels in its tensor."""
+    """Return whether the value of `key` is the LoD of another value and is sent in its tensor."""
     return key.endswith(_LOD_SUFFIX) and key.removesuffix(_LOD_SUFFIX) in feed_dict
 
 
@@ -117,10 +117,10 @@ def _add_pair(request: Request, key: str, value: Any) -> None:
 
 
 def _printed_array(value: Any) -> npt.NDArray[Any]:
-    """Return the array whose text stands for lists: as numpy prints them, text too.
+    """Return the array that numpy prints for lists.
 
-    Of bytes numpy drops the NULs at the end, so they travel as objects; as does text that would
-    take too much room with that of the longest in every place.
+    It is of objects for bytes, since numpy drops NULs at their end, and for text that would take
+    too much memory when padded to the longest.
     """
     objects = as_array(value)
     elements = objects.ravel().tolist() if objects.dtype.hasobject else []
@@ -141,10 +141,10 @@ def _numpy_in_json(value: Any) -> orjson.Fragment:
 
 
 def cut_answer(proto: Response, options: CallOptions) -> PipelineResponse:
-    """Return the answer, cut down to the names to fetch.
+    """Return the answer with only the names to fetch.
 
-    When it has none of them it is left whole: the predecessor ignored `fetch`, so scripts in the
-    field give names that were never right.
+    An answer without any of them is returned whole: the predecessor ignored `fetch`, so existing
+    scripts name outputs that never existed.
     """
     names = set(options.fetch or ())
     if names.isdisjoint(proto.key) and names.isdisjoint(tensor.name for tensor in proto.tensors):
@@ -234,7 +234,7 @@ class PipelineResponse:
         return {**results, "err_no": self.err_no, "err_msg": self.err_msg}
 
     def raise_for_error(self) -> None:
-        """Raise the PipelineError that stands for `err_no`, unless that is 0."""
+        """Raise the PipelineError of `err_no`, unless it is 0."""
         if self.err_no:
             raise error_from_wire(self.err_no, self.err_msg)
 
@@ -246,7 +246,7 @@ class PipelineResponse:
 
     @cached_property
     def _sources(self) -> dict[str, str | Tensor]:
-        """Return the source of each result; a tensor stands above a pair of its name."""
+        """Return the source of each result; a tensor takes precedence over a pair of its name."""
         sources: dict[str, str | Tensor] = dict(zip(self.proto.key, self.proto.value, strict=False))
         for tensor in self.proto.tensors:
             sources[tensor.name] = tensor

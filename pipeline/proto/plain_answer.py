@@ -1,7 +1,7 @@
 """Plain answers: an answer's fields as one JSON object.
 
-What an answer has beyond JSON becomes the nearest that JSON has: arrays nested lists, NaN and the
-infinities null, bytes base64.
+Values that JSON lacks take its nearest form: arrays become nested lists, NaN and the infinities
+null, and bytes base64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def write_object(payload: Mapping[Any, Any]) -> bytes:
     """Return the JSON of an answer that is not large.
 
     Raises:
-        PayloadTypeError: a value has no form in JSON; its path, and what it is.
+        PayloadTypeError: a value has no form in JSON; the text has its path and type.
     """
     try:
         return _dumps(payload, _default, _OPTIONS)
@@ -36,9 +36,9 @@ def write_object(payload: Mapping[Any, Any]) -> bytes:
 
 
 def write_large_object(payload: Mapping[Any, Any], limits: Limits) -> bytes:
-    """Return what `write_object` does, in slices between which others run.
+    """Return what `write_object` does; other threads run between slices.
 
-    Raises TooLargeError besides, for JSON that is larger than `limits` has.
+    Also raises TooLargeError, for JSON above `limits`.
     """
     pieces: list[bytes] = []
     size = 0
@@ -54,7 +54,7 @@ def write_large_object(payload: Mapping[Any, Any], limits: Limits) -> bytes:
 
 
 def _written(value: Any, path: str) -> Any:
-    """Yield the JSON of a value in pieces, none of which takes long to make."""
+    """Yield the JSON of a value in pieces, each of which is quick to make."""
     if isinstance(value, np.ndarray) and value.ndim and value.size > SLICE:
         rows = max(1, SLICE * len(value) // value.size)
         yield from _listed(value, rows, path)
@@ -77,7 +77,7 @@ def _listed(values: Any, size: int, path: str) -> Any:
 
 
 def _one(value: Any, path: str, first: int = 0) -> bytes:
-    """Return the JSON of a value; `first`: the index of its first element, if it is a slice."""
+    """Return the JSON of a value; `first` is the index of the first element of a slice."""
     try:
         return _dumps(value, _default, _OPTIONS)
     except (TypeError, ValueError):
@@ -89,7 +89,7 @@ def _key(name: Any) -> bytes:
 
 
 def _default(value: Any) -> Any:
-    """Return a value that orjson knows, for one that it does not."""
+    """Convert a value of a type that orjson lacks."""
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
     if isinstance(value, np.ndarray):
@@ -102,14 +102,14 @@ def _default(value: Any) -> Any:
         return msgspec.structs.asdict(value)
     if isinstance(value, set | frozenset):
         return list(value)
-    dump = getattr(value, "model_dump", None)  # of pydantic, which need not be there
+    dump = getattr(value, "model_dump", None)  # pydantic may not be installed
     if dump is not None:
         return dump()
     raise TypeError
 
 
 def json_elements(array: np.ndarray[Any, Any]) -> Any:
-    """Return an array as orjson takes it, or its elements."""
+    """Return an array that orjson accepts, otherwise its elements."""
     if array.dtype.kind in "iufb" and array.ndim:
         native = array.dtype.newbyteorder("=")
         return np.ascontiguousarray(array, native).reshape(array.shape)
@@ -122,7 +122,7 @@ _AS_IS = (str, bool, int, type(None))
 
 
 def _plain(value: Any, path: str, first: int = 0, depth: int = 0) -> Any:
-    """Return a value of what JSON has alone. Raises PayloadTypeError, with the path in it."""
+    """Return a value of JSON's types. Raises PayloadTypeError with the path."""
     if depth > MAX_DEPTH:
         raise PayloadTypeError(f"the answer's {_shown(path)} is nested too deeply for JSON")
     if type(value) is str:
@@ -146,7 +146,7 @@ def _plain(value: Any, path: str, first: int = 0, depth: int = 0) -> Any:
         try:
             known = _default(value)
         except TypeError:
-            known = orjson.loads(_dumps(value))  # a date, say
+            known = orjson.loads(_dumps(value))  # for example, a date
     except Exception as error:
         raise PayloadTypeError(
             f"the answer's {_shown(path)} is of type {type(value).__name__}, which has no form in "

@@ -1,7 +1,7 @@
 """Plain JSON: a request's fields as one object, with values as JSON has them.
 
-They are what `json.loads` would make of them, whole numbers of any size included. Answers are
-written by `plain_answer`.
+The values are those of `json.loads`, including integers of any size. `plain_answer` writes
+answers.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pipeline.proto.pipeline.json_long import LongArray
 from pipeline.proto.slices import MAX_TENSORS, Limits, breathe
 
 MAX_DEPTH = 100
-"""Lists and objects that may stand in each other."""
+"""Limit of nested lists and objects."""
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _NOT_SHAPE = bytes(set(range(256)) - set(b"[]{}:"))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
-_MAX_EXPLAINED_BYTES = 2**20  # of a body that is read again to say where it is wrong
+_MAX_EXPLAINED_BYTES = 2**20  # of a body that is read again for the place of its error
 _PIECE_BYTES = 128 * 1024  # of JSON that is read without a pause
 _EXAMPLE = '{"x": [0.1, 0.2]}'
 
@@ -35,27 +35,26 @@ _raw_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def read_object(body: bytes, what: str = "the request") -> dict[str, Any]:
-    """Return the fields of a JSON object of up to SHORT_BYTES; `what` it is.
+    """Return the fields of a JSON object of at most SHORT_BYTES; `what` names it in errors.
 
     Raises:
         PackageError: it is not valid JSON or not an object, a key occurs twice, it is nested too
-        deeply,
-            or has a number that nothing can hold; where, and what to do.
+            deeply, or a number is out of range. The text says where, and what to do.
     """
-    if len(body) <= MAX_DEPTH:  # too short to be too deep, as most are
+    if len(body) <= MAX_DEPTH:  # most are too short to be too deep
         try:
             fields = _decode(body)
         except (msgspec.MsgspecError, ValueError):
             _explain(body, what)
-        if type(fields) is dict and body.count(b":") == len(fields):  # no key is there twice
+        if type(fields) is dict and body.count(b":") == len(fields):  # no key occurs twice
             return fields
     return _object(read_value(body, what), what)
 
 
 def read_large_object(body: bytes, limits: Limits, what: str = "the request") -> dict[str, Any]:
-    """Return what `read_object` does, in slices between which others run.
+    """Return what `read_object` does; other threads run between slices.
 
-    Raises TooLargeError besides, for more strings than `limits` has.
+    Also raises TooLargeError, for more strings than `limits` allow.
     """
     return _object(read_large_value(body, limits, what), what)
 
@@ -111,7 +110,7 @@ def _object(value: Any, what: str) -> dict[str, Any]:
 
 
 def _read(view: memoryview) -> Any:
-    """Return the value of a text, which is read in pieces, with a pause after each."""
+    """Return the value of a text; other threads run between its pieces."""
     kind = bytes(view[:1])
     if len(view) <= _PIECE_BYTES or kind not in (b"{", b"["):
         return _decode(view)
@@ -127,7 +126,7 @@ def _read(view: memoryview) -> Any:
 
 
 def _breathing(raw: Iterable[Any]) -> Iterator[memoryview]:
-    """Yield texts that are to be read; others run whenever a piece is behind."""
+    """Yield texts to read; other threads run after each piece."""
     behind = _PIECE_BYTES
     for element in raw:
         text = memoryview(element)
@@ -139,9 +138,9 @@ def _breathing(raw: Iterable[Any]) -> Iterator[memoryview]:
 
 
 def _flat(view: memoryview) -> Any:
-    """Return a list or object in which there are neither lists nor objects.
+    """Return a list or object without lists and objects in it.
 
-    Raises msgspec.DecodeError: there are, or it is not valid JSON.
+    Raises msgspec.DecodeError: it has some, or it is not valid JSON.
     """
     is_list = bytes(view[:1]) == b"["
     if bytes(view[-1:]) != (b"]" if is_list else b"}"):
@@ -157,7 +156,7 @@ def _flat(view: memoryview) -> Any:
 
 
 def _shape_of(text: bytes) -> bytes:
-    """Return the brackets and colons of a text, without those in its strings."""
+    """Return the brackets and colons of a text that are outside of strings."""
     return _STRING.sub(b"", text).translate(None, _NOT_SHAPE)
 
 
@@ -167,11 +166,11 @@ def _large_shape(view: memoryview) -> bytes:
 
 
 def check_members(body: bytes) -> None:
-    """Raise TooLargeError for more members of objects than a request may have.
+    """Raise TooLargeError if a request's objects have too many members.
 
-    They are counted, not created. The reader refuses invalid JSON.
+    It only counts them. The reader refuses invalid JSON.
     """
-    if body.count(b":") <= MAX_TENSORS:  # as nearly all have
+    if body.count(b":") <= MAX_TENSORS:  # as nearly always
         return
     text = memoryview(body.strip())
     if bytes(text[:1]) == b"{" and _large_shape(text).count(b":") > MAX_TENSORS:
@@ -179,12 +178,12 @@ def check_members(body: bytes) -> None:
 
 
 def _is_too_deep(shape: bytes) -> bool:
-    """Return whether more than MAX_DEPTH brackets stand in each other."""
+    """Return whether brackets are nested deeper than MAX_DEPTH."""
     brackets = shape.translate(_ONE_KIND, b":")
     for _ in range(MAX_DEPTH):
         breathe()
-        fewer = brackets.replace(b"[]", b"")  # a level less
-        if len(fewer) == len(brackets):  # none is left; or it is not valid JSON, as the parser says
+        fewer = brackets.replace(b"[]", b"")  # removes the innermost level
+        if len(fewer) == len(brackets):  # none is left, or the parser will refuse the JSON
             return fewer.count(b"[") > MAX_DEPTH
         brackets = fewer
     return bool(brackets)
@@ -196,7 +195,7 @@ def _too_deep(what: str) -> PackageError:
 
 
 def _keys_in(value: Any) -> int:
-    """Return how many keys all objects in a value have."""
+    """Count the keys of all objects in a value."""
     if type(value) is dict:
         return len(value) + sum(
             _keys_in(item) for item in value.values() if type(item) in (dict, list)
@@ -210,11 +209,11 @@ def _keys_in(value: Any) -> int:
 
 
 class _TwiceError(Exception):
-    """A key that stands in an object twice."""
+    """A key occurs twice in an object."""
 
 
 def _explain(body: bytes, what: str) -> NoReturn:
-    """Raise the PackageError for a text that cannot be read, or has a key twice."""
+    """Raise the PackageError for a text that is not valid or has a key twice."""
     if not body.strip():
         raise PackageError(f"{what} is empty: send a JSON object like {_EXAMPLE}")
     if len(body) > _MAX_EXPLAINED_BYTES:
@@ -236,7 +235,7 @@ def _explain(body: bytes, what: str) -> NoReturn:
             f"{what}'s {place or 'value'} is {number}, which JSON cannot hold: send null, or a "
             "number within the range of a double; whole ones may have 4300 digits"
         )
-    try:  # half of a surrogate pair, say
+    try:  # for example, a lone surrogate
         orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise PackageError(f"{what} is not JSON: {error}") from None
@@ -252,7 +251,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Odd(str):
-    """A number as it stood there, which cannot be read."""
+    """The text of a number that is out of range."""
 
 
 def _mark(text: str) -> Any:
@@ -264,7 +263,7 @@ def _whole(text: str) -> Any:
 
 
 def _odd_number(value: Any, path: str) -> tuple[str, str] | None:
-    """Return the path of a number that cannot be read, and how it is written."""
+    """Return the path and the text of a number that is out of range."""
     if type(value) is _Odd:
         return path, str(value)
     if type(value) is float and math.isinf(value):
@@ -278,11 +277,11 @@ def _odd_number(value: Any, path: str) -> tuple[str, str] | None:
 
 
 def below(path: str, name: object) -> str:
-    """Return the path of what an object at a path has under a name."""
+    """Return the path of the member `name` of the object at `path`."""
     return f"{path}.{name}" if path else str(name)
 
 
 def _kind(value: object) -> str:
-    """Return what a value of JSON is, in words."""
+    """Return the type of a JSON value in words."""
     kinds = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")

@@ -1,4 +1,4 @@
-"""Proxies of the environment: which one gRPC asks for a server, and when it is not to."""
+"""Proxies of the environment: which one gRPC uses for a server, and when it uses none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine by its loopback address, which no proxy can reach."""
+    """Return whether a host is a loopback address, which no proxy can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -21,12 +21,12 @@ def is_loopback(host: str) -> bool:
 
 
 def has_loopback(endpoints: Sequence[str]) -> bool:
-    """Return whether one of some endpoints is on loopback: then none is asked by a proxy."""
+    """Return whether an endpoint is on loopback: then gRPC uses no proxy for any of them."""
     return any(is_loopback(host_and_port(endpoint)[0]) for endpoint in endpoints)
 
 
 def proxy_hint(endpoints: Sequence[str]) -> str:
-    """Return a sentence on the proxy by which gRPC asks servers; "": it asks them directly."""
+    """Return a sentence on the proxy that gRPC uses; "" if it uses none."""
     variable = next((name for name in _VARIABLES if name in os.environ), "")
     proxy = os.environ.get(variable, "")
     if not proxy or has_loopback(endpoints):

@@ -1,4 +1,4 @@
-"""Work of a caller's size in slices: between two of them others run, and it may be given up."""
+"""Work of a caller's size in slices: between two slices other threads run, and work may stop."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy as np
 from pipeline.errors import ClosedError, TooLargeError
 
 SHORT_BYTES = 64 * 1024
-"""Up to here data are read and written where they are, on the event loop too (0.1 ms)."""
+"""Data of at most this size are read and written on the calling thread, also on the event loop
+(0.1 ms)."""
 
 SLICE = 8192
-"""Elements that are processed without a pause, by code that keeps others from running."""
+"""Elements that code which holds the GIL processes without a pause."""
 
 SLICE_BYTES = 128 * 1024
 
@@ -24,22 +25,22 @@ Piece = bytes | memoryview
 """A piece of a message."""
 
 MAX_TENSORS = 2**14
-"""Tensors of one message, and members of an object of JSON that are tensors."""
+"""Limit of tensors in one message, and of members in JSON objects that are tensors."""
 
-_OBJECT_BYTES = 64  # that a number, text or list of Python takes at least
-_FEW = 64  # items that are looked at one by one to tell the weight of a list
+_OBJECT_BYTES = 64  # minimum size of a Python number, text or list
+_FEW = 64  # items of a list that are weighed one by one
 _FLAT = (str, bytes, bytearray, memoryview)
 _NESTED = (dict, list, tuple)
 _thread = threading.local()
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits of what is costly per byte in a message.
+    """Limits of content that is costly per byte.
 
-    `json_bytes` of JSON, and of text that stands for an array; `text_elements`: strings and
-    elements of BYTES, each of which becomes an object of Python. `message_bytes` of anything, on
-    the wire and as arrays. `json_objects`: lists and objects in a request's JSON, through all of
-    which Python's collector goes at once, while every other thread waits.
+    `json_bytes` limits JSON, and the text of an array. `text_elements` limits strings and elements
+    of BYTES, each of which becomes a Python object. `message_bytes` limits messages on the wire and
+    as arrays. `json_objects` limits lists and objects in a request's JSON: Python's collector
+    visits all of them at once, while all other threads wait.
     """
 
     json_bytes: int = 16 * 2**20
@@ -48,7 +49,7 @@ class Limits(msgspec.Struct, frozen=True):
     json_objects: int = 300_000
 
     def check_texts(self, count: int) -> None:
-        """Raise TooLargeError for more strings, or elements of BYTES, than there may be."""
+        """Raise TooLargeError for too many strings or elements of BYTES."""
         if count > self.text_elements:
             raise TooLargeError(
                 f"{count} strings or elements of BYTES are more than max_text_elements "
@@ -56,7 +57,7 @@ class Limits(msgspec.Struct, frozen=True):
             )
 
     def check_objects(self, count: int, what: str) -> None:
-        """Raise TooLargeError for more lists and objects of JSON than there may be in `what`."""
+        """Raise TooLargeError for too many lists and objects of JSON in `what`."""
         if count > self.json_objects:
             raise TooLargeError(
                 f"{what} has {count} lists and objects, more than max_json_objects "
@@ -64,7 +65,7 @@ class Limits(msgspec.Struct, frozen=True):
             )
 
     def check_json(self, size: int, mend: str) -> None:
-        """Raise TooLargeError for `size` bytes of JSON or text; `mend`: what to ask for instead."""
+        """Raise TooLargeError for too many bytes of JSON or text; `mend` says what to do."""
         if size > self.json_bytes:
             raise TooLargeError(
                 f"the answer is larger than max_json_bytes ({self.json_bytes} bytes): {mend}"
@@ -72,11 +73,11 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class AbandonedError(ClosedError):
-    """Nobody waits for the work any more."""
+    """No caller waits for the work any more."""
 
 
-class wanted_while:  # read as the verb of a `with`
-    """Work of this thread, within the block, that `breathe` ends if it is not wanted."""
+class wanted_while:  # reads well in a `with`
+    """Makes `breathe` end this thread's work in the block once it is not wanted."""
 
     __slots__ = ("_is_wanted",)
 
@@ -91,7 +92,7 @@ class wanted_while:  # read as the verb of a `with`
 
 
 def breathe() -> None:
-    """Let others run, between two slices. Raises AbandonedError: nobody waits for the work."""
+    """Let other threads run. Raises AbandonedError: no caller waits for the work."""
     is_wanted: Callable[[], bool] | None = getattr(_thread, "is_wanted", None)
     if is_wanted is not None:
         time.sleep(0)  # gives up the GIL
@@ -100,9 +101,9 @@ def breathe() -> None:
 
 
 def sliced(items: Any, size: int = 0) -> Iterator[Any]:
-    """Yield a sequence, or an array of one dimension, in slices; others run before each.
+    """Yield slices of a sequence or 1-D array; other threads run before each.
 
-    `size`: the most elements of a slice, SLICE if it is 0.
+    `size` limits the elements of a slice; 0 means SLICE.
     """
     size = size or SLICE
     for at in range(0, len(items), size):
@@ -111,7 +112,7 @@ def sliced(items: Any, size: int = 0) -> Iterator[Any]:
 
 
 def joined(pieces: Iterable[bytes | memoryview]) -> bytes:
-    """Join the pieces while others run; `bytes.join` lets them where all are bytes."""
+    """Join the pieces while other threads run; `bytes.join` allows that if all are bytes."""
     parts: list[bytes] = []
     for piece in pieces:
         if isinstance(piece, bytes):
@@ -122,7 +123,7 @@ def joined(pieces: Iterable[bytes | memoryview]) -> bytes:
 
 
 def weight(value: object, most: int = SHORT_BYTES) -> int:
-    """Bytes of a value of an Op's answer or of a request, roughly; counted up to `most` or so."""
+    """Estimate the bytes of a value of an answer or a request; stop counting near `most`."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind != "O":
             return int(value.nbytes)
@@ -147,7 +148,7 @@ def _weight_of(values: Iterable[object], total: int, most: int) -> int:
 
 
 def is_short(values: Mapping[str, object]) -> bool:
-    """Return whether values of an answer or a request can be read and written on the event loop."""
+    """Return whether values are small enough to be read and written on the event loop."""
     total = len(values) * _OBJECT_BYTES
     for value in values.values():
         if type(value) is np.ndarray and value.dtype.kind != "O":  # as nearly always

@@ -1,4 +1,4 @@
-"""Endpoints as users write them ("host:port") to the target that names them all to gRPC."""
+"""Endpoints as users write them ("host:port"), and gRPC's target for all of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MOST_DIGITS = 5  # of a port
 
 
 def grpc_target(endpoints: str | Sequence[str]) -> tuple[str, Address | None]:
-    """gRPC's name for all endpoints, and the address of one if it is known.
+    """Return gRPC's target for all endpoints, and the address of one if it is known.
 
-    A single host name is left to gRPC, which looks it up again when the server moves. gRPC cannot
-    take several, so they are looked up here, once.
+    gRPC itself looks up a single host name, also again when the server moves. It cannot do so for
+    several names, so this function looks them up, once.
     """
     names = [endpoints] if isinstance(endpoints, str) else list(endpoints)
     if not names:
@@ -40,7 +40,7 @@ def grpc_target(endpoints: str | Sequence[str]) -> tuple[str, Address | None]:
 
 
 def split_name(endpoints: Sequence[str]) -> tuple[list[str], str]:
-    """Return endpoints without the pipeline's name, and the name in "host:port/name"; "": none.
+    """Return endpoints without the pipeline's name, and this name ("host:port/name"), or "".
 
     Raises:
         ConfigError: they have different ones.
@@ -60,7 +60,7 @@ def split_name(endpoints: Sequence[str]) -> tuple[list[str], str]:
 def host_and_port(endpoint: object) -> tuple[str, int]:
     """Return the two parts of "host:port"; an IPv6 address loses its brackets.
 
-    A name with other letters than ASCII's is returned as it is looked up: `xn--...`.
+    A name with non-ASCII letters is returned in the form of a lookup: `xn--...`.
 
     Raises:
         TypeError: `endpoint` is not a text.
@@ -78,8 +78,7 @@ def host_and_port(endpoint: object) -> tuple[str, int]:
 
 
 def _host(written: str) -> str:
-    """Return the host as the system takes it; "" for an invalid host or an IPv6 address without
-    brackets."""
+    """Return the host for a lookup; "" if it is invalid or an IPv6 address without brackets."""
     if written.startswith("[") and written.endswith("]"):
         return written[1:-1] if _literal(written[1:-1]) else ""
     try:
@@ -108,10 +107,10 @@ def _addresses(host: str, port: int) -> list[Address]:
 
 
 def own_ip(peer: Address | None) -> str:
-    """Return this host's address on the way to `peer`; empty when there is no way.
+    """Return this host's address on the route to `peer`; empty without a route.
 
-    Connecting a datagram socket only asks the routing table: it sends nothing, looks no name up
-    and cannot block. Without a known peer the question is put for a documentation address.
+    Connecting a datagram socket only reads the routing table: it sends nothing, looks up no name
+    and cannot block. Without a known peer a documentation address is used.
     """
     address = peer or ipaddress.IPv4Address("192.0.2.1")
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6

@@ -1,9 +1,8 @@
 """Arrays in requests and answers of the general model service, by their bytes.
 
-The type, shape and names around a tensor's numbers are the same for all arrays of a shape: protobuf
-writes and reads them once per shape, and the numbers are inserted and cut out. The bytes are the
-same as protobuf's. Of an answer that differs from an earlier one in its numbers alone, only the
-numbers are read.
+All arrays of one shape have the same bytes around their numbers. protobuf writes and reads these
+bytes once per shape; this module inserts the numbers and cuts them out. The result is the same as
+protobuf's. If only the numbers of an answer differ from an earlier answer, only they are read.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from pipeline.proto.slices import SHORT_BYTES
 
 Array = npt.NDArray[Any]
 Answer = dict[str, Array] | Response
-"""The arrays of the only model that answered, by alias; or, if there is more to it, all it says."""
+"""The arrays by alias if one model answered with arrays alone; otherwise the whole message."""
 
 Pieces = Sequence[bytes | memoryview]
 """A field `tensor` of a Request."""
 
 _MAX_BYTES = 2**31 - 1
 _KEPT = 256  # shapes, lengths or lists of names
-_MAX_KEPT_BYTES = 1024  # of what a peer writes around numbers
+_MAX_KEPT_BYTES = 1024  # of a peer's bytes around numbers
 _MAX_KEPT_TENSORS = 16
 _VARINTS = (BrpcElemType.INT64, BrpcElemType.INT32)
 _CONTENT = "tensor_content"
@@ -47,7 +46,7 @@ _AROUND = frozenset({"elem_type", "shape", "name", "alias_name"})
 
 
 class ArrayWriter:
-    """Writes the arrays of one input. Raises ValueError for `elem_type` STRING, which has none."""
+    """Writes the arrays of one input. Raises ValueError for `elem_type` STRING."""
 
     def __init__(self, name: str, alias: str, elem_type: int) -> None:
         if elem_type == BrpcElemType.STRING:
@@ -88,9 +87,9 @@ class ArrayWriter:
 
 
 def request_bytes(tensors: Iterable[Pieces], fetch: Sequence[str], log_id: int) -> bytes:
-    """Return a Request of tensors in pieces, which asks for the outputs `fetch`.
+    """Return a Request of tensors in pieces, for the outputs `fetch`.
 
-    Raises ValueError: it has 2 GiB or more, which protobuf does not read.
+    Raises ValueError: it has 2 GiB or more, which protobuf cannot read.
     """
     pieces: list[bytes | memoryview] = []
     for tensor in tensors:
@@ -107,7 +106,7 @@ def request_bytes(tensors: Iterable[Pieces], fetch: Sequence[str], log_id: int) 
 def tensor_field(
     name: str, alias: str, value: Array, lod: Sequence[int] | Array | None = None
 ) -> Pieces:
-    """Return a field `tensor` of a Request, of any array. Raises PayloadTypeError."""
+    """Return a field `tensor` of a Request for any array. Raises PayloadTypeError."""
     pieces = value_pieces(name, alias, value, lod)
     return [field_head(Request.TENSOR_FIELD_NUMBER, sum(map(len, pieces))), *pieces]
 
@@ -131,7 +130,7 @@ class _Rest(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """One tensor in answers: `before` are the bytes between the numbers before and its own."""
+    """One tensor in answers: `before` are the bytes between the previous numbers and its own."""
 
     before: bytes
     at: int
@@ -142,7 +141,7 @@ class _Numbers(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Places of the numbers in the output of a model that answers with the same all around them.
+    """Places of the numbers in a model's output, whose other bytes are the same in each answer.
 
     `rest` follows the last numbers, until the output's end at `end`.
     """
@@ -152,7 +151,7 @@ class _Layout(NamedTuple):
     end: int
 
     def read(self, data: bytes | memoryview) -> dict[str, Array] | None:
-        """Return the arrays of an answer; None: it is another one, or says more than those."""
+        """Return the arrays of an answer; None if it has another layout or other content."""
         arrays = {}
         read_to = 0
         for before, at, end, alias, dtype, shape in self.tensors:
@@ -180,7 +179,7 @@ class AnswerReader:
             return arrays
         try:
             layout = _layout(data)
-        except (DecodeError, IndexError):  # let protobuf say what is wrong with it
+        except (DecodeError, IndexError):  # protobuf will say what is wrong
             layout = None
         if layout is None or (arrays := layout.read(data)) is None:
             return Response.FromString(bytes(data))
@@ -192,7 +191,7 @@ class AnswerReader:
 
 
 def _layout(data: bytes | memoryview) -> _Layout | None:
-    """Return the layout of one model's answer; None if there is more to it than arrays."""
+    """Return the layout of one model's answer; None if it has more than arrays."""
     if not data or data[0] != _OUTPUTS_TAG:
         return None
     at, end = _block(data, 1, len(data))
@@ -218,7 +217,7 @@ def _layout(data: bytes | memoryview) -> _Layout | None:
 
 
 def _block(data: bytes | memoryview, at: int, limit: int) -> tuple[int, int]:
-    """Return where the content of a field begins and ends, whose length is at `at`."""
+    """Return the start and end of the content of a field whose length is at `at`."""
     size = data[at]
     if size < 0x80:
         at += 1
@@ -240,7 +239,7 @@ def _is_plain(data: bytes) -> bool:
 
 @lru_cache(_KEPT)
 def _read_rest(data: bytes) -> _Rest | None:
-    """Return a tensor without numbers; None if it has more than `_arrays` knows of."""
+    """Return a tensor without numbers; None if it has fields that `_Rest` lacks."""
     tensor = Tensor.FromString(data)
     shape = tuple(tensor.shape)
     is_known = all(field.name in _AROUND for field, _ in tensor.ListFields())

@@ -26,7 +26,7 @@ SERVICE: Final = "baidu.paddle_serving.predictor.general_model.GeneralModelServi
 MAGIC: Final = b"PRPC"
 HEADER_BYTES: Final = 12
 MAX_FRAME_BYTES: Final = 512 * 2**20
-"""What Paddle Serving's server takes at most; a brpc server by itself takes 64 MiB."""
+"""Limit of Paddle Serving's server; brpc's own default is 64 MiB."""
 
 _HEADER = struct.Struct(">4sII")
 _MAX_UINT32 = 2**32 - 1
@@ -37,7 +37,7 @@ _MAX_KEPT_BYTES = 64  # of one that a peer wrote
 
 
 class BrpcCode(enum.IntEnum):
-    """Values of `RpcResponseMeta.error_code` that brpc itself gives; services add their own."""
+    """Values of `RpcResponseMeta.error_code` that brpc itself uses; services add their own."""
 
     NO_SERVICE = 1001
     NO_METHOD = 1002
@@ -69,12 +69,14 @@ _WBITS = {Compression.GZIP: 31, Compression.ZLIB: 15}
 
 
 class FrameError(ValueError):
-    """The bytes are not what the format allows; the text says what is wrong with them."""
+    """The bytes violate the format; the text says how."""
 
 
 class BrpcTrace(NamedTuple):
-    """Place of a call: ids of its trace, its own span and the span above. brpc has 64 bits
-    for each; of a longer id the low ones travel."""
+    """Ids of a call's trace, its span and the parent span.
+
+    brpc has 64 bits for each; of a longer id it sends the low 64.
+    """
 
     trace_id: int
     span_id: int
@@ -82,10 +84,10 @@ class BrpcTrace(NamedTuple):
 
 
 class BrpcFrame(NamedTuple):
-    """One message as it travelled: `body` is still compressed where `meta.compress_type` says so.
+    """One message as received: `body` is still compressed as `meta.compress_type` says.
 
-    The answer of a failed call has no body, whatever its `compress_type`. A body that is large is
-    a view of what came.
+    The answer of a failed call has no body, whatever its `compress_type`. A large body is a view of
+    the received bytes.
     """
 
     meta: RpcMeta
@@ -105,7 +107,7 @@ def request_meta(
     service: str = SERVICE,
     trace: BrpcTrace | None = None,
 ) -> RpcMeta:
-    """Return the meta of a call of `service`'s `method`; 0 leaves `log_id` and `timeout_ms` out.
+    """Return the meta of a call of `service`'s `method`, without a `log_id` or `timeout_ms` of 0.
 
     Ids may be any 64-bit number: one above 2**63 travels as the negative of the same bits.
     """
@@ -125,7 +127,7 @@ def request_meta(
 
 
 def repeat_meta(meta: RpcMeta, *, log_id: int = 0, timeout_ms: int = 0) -> None:
-    """Make the meta of a call that of another one, of the same method and without a trace."""
+    """Reuse the meta of a call for another call of the same method, without a trace."""
     request = meta.request
     request.timeout_ms = timeout_ms if timeout_ms < 2**31 else 2**31 - 1
     if log_id:
@@ -140,7 +142,7 @@ def _signed(bits: int) -> int:
 
 
 def response_meta(correlation_id: int, code: int = 0, text: str = "") -> RpcMeta:
-    """Return the meta of an answer; with a `code` other than 0 it goes out without a body."""
+    """Return the meta of an answer; an answer with a `code` other than 0 has no body."""
     meta = RpcMeta(correlation_id=correlation_id)
     meta.response.error_code = code
     if text:
@@ -149,7 +151,7 @@ def response_meta(correlation_id: int, code: int = 0, text: str = "") -> RpcMeta
 
 
 def error_of(meta: RpcMeta) -> tuple[int, str]:
-    """Return (code, text) of an answer; the code of a call that went well is 0."""
+    """Return (code, text) of an answer; the code of a success is 0."""
     response = meta.response
     return response.error_code, response.error_text.decode("utf-8", "backslashreplace")
 
@@ -194,11 +196,11 @@ def pack_head(meta: RpcMeta, body_bytes: int, attachment: bytes = b"") -> bytes:
 class FrameReader:
     """Cuts what arrives on one connection into frames.
 
-    Holds no more than what has arrived of one frame (twice that while it is handed out). A frame
-    that says that it is larger than `max_bytes` is refused as soon as its header is there.
+    Holds at most the bytes of one frame that have arrived (twice that while it returns them). It
+    refuses a frame larger than `max_bytes` as soon as its header has arrived.
 
     Args:
-        max_bytes: of meta, body and attachment of one frame.
+        max_bytes: limit of meta, body and attachment of one frame together.
     """
 
     def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -208,7 +210,7 @@ class FrameReader:
         self._error: FrameError | None = None
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[BrpcFrame]:
-        """Return the frames that a copy of `data` completes, in the order of their arrival.
+        """Return the frames that `data` completes, in order; `data` is copied.
 
         Raises:
             FrameError: the peer does not speak baidu_std, or sends a frame that is too large. The
@@ -220,7 +222,7 @@ class FrameReader:
             if not self._rest:
                 if len(data) < _SHORT_BYTES and (whole := self._whole(data)) is not None:
                     return [whole]
-                # Slices of bytes are copies: quicker than views of them as long as they are short.
+                # Slices of bytes are copies, which are quicker than views while they are short.
                 return self._cut(data if len(data) < _SHORT_BYTES else memoryview(bytearray(data)))
             self._rest += data
             if len(self._rest) < self._wanted:
@@ -234,8 +236,9 @@ class FrameReader:
             raise
 
     def body_of_answer(self, data: bytes, correlation_id: int) -> bytes | None:
-        """Return the body of the answer to a call where `data` are all of that answer, and its
-        meta says only that the call went well. None: nothing was read; `feed` reads all else.
+        """Return the body if `data` are the whole answer to a call, with a meta of success alone.
+
+        None: nothing was read; pass `data` to `feed`.
         """
         if self._rest or self._error is not None or len(data) < HEADER_BYTES:
             return None
@@ -250,7 +253,7 @@ class FrameReader:
         return data[body_at:] if separator and _went_well(before, behind) else None
 
     def _whole(self, data: bytes | bytearray | memoryview) -> BrpcFrame | None:
-        """Return the frame that `data` are, as nearly always; None: they are something else."""
+        """Return the frame if `data` are exactly one, as nearly always; otherwise None."""
         if len(data) < HEADER_BYTES:
             return None
         magic, size, meta_size = _HEADER.unpack_from(data)
@@ -291,7 +294,7 @@ class FrameReader:
 
     @staticmethod
     def _check_magic(start: bytearray) -> None:
-        """Tell a peer that speaks something else before it has sent as much as a header."""
+        """Refuse another protocol before a whole header has arrived."""
         if not start.startswith(MAGIC[: len(start)]):
             raise _not_baidu_std(bytes(start[:HEADER_BYTES]))
 
@@ -309,13 +312,14 @@ def _read_meta(data: bytes) -> RpcMeta:
 
 @lru_cache(_KEPT)
 def _went_well(before: bytes, behind: bytes) -> bool:
-    """Return whether a meta, which has its correlation_id between the two, is that of an answer
-    without an error, of which the body is all.
+    """Return whether a meta is that of an answer with a body and nothing else, not even an error.
+
+    Its correlation_id was between `before` and `behind`.
     """
     try:
         meta, rest = RpcMeta.FromString(before), RpcMeta.FromString(behind)
     except DecodeError:
-        return False  # it was not the field, but within another one
+        return False  # the match was inside another field
     meta.MergeFrom(rest)
     is_answer = not (meta.HasField("request") or meta.response.error_code)
     is_all = not (meta.compress_type or meta.attachment_size)
@@ -335,7 +339,7 @@ def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> BrpcFra
 
 
 def _body(data: bytes | bytearray | memoryview) -> bytes | memoryview:
-    """Return a copy; of what is large and lies in a buffer of our own, a view."""
+    """Return a copy; a view if the body is large and in a buffer of this library."""
     if isinstance(data, memoryview) and data.readonly and len(data) > SHORT_BYTES:
         return data
     return bytes(data)
@@ -348,7 +352,7 @@ def compress(kind: int, data: bytes) -> bytes:
     """Compress `data` as `compress_type` `kind` says.
 
     Raises:
-        FrameError: this library has no such compression.
+        FrameError: this library lacks the compression.
     """
     if kind == Compression.NONE:
         return data
@@ -361,7 +365,7 @@ def decompress(kind: int, data: bytes | memoryview, max_bytes: int) -> bytes:
     """Decompress `data`; memory stays within `max_bytes` and some overhead.
 
     Raises:
-        FrameError: it is longer than `max_bytes`, or broken, or there is no such compression here.
+        FrameError: it is longer than `max_bytes` or broken, or this library lacks the compression.
     """
     if kind == Compression.NONE:
         if len(data) > max_bytes:
@@ -389,13 +393,13 @@ def _from_snappy(data: bytes | memoryview, max_bytes: int) -> bytes:
         length = cramjam.snappy.decompress_raw_len(data)
         if length <= max_bytes:
             return bytes(cramjam.snappy.decompress_raw(data))
-    except Exception as error:  # a bare one: no length at the beginning
+    except Exception as error:  # snappy raises a bare Exception for a missing length
         raise FrameError(f"a body as {error}") from None
     raise FrameError(f"a body as snappy: the data have {length} bytes, more than {max_bytes}")
 
 
 def _wbits(kind: int) -> int:
-    """Return zlib's number for the format; raise FrameError for one that it lacks."""
+    """Return zlib's number for the format. Raises FrameError: zlib lacks it."""
     try:
         return _WBITS[Compression(kind)]
     except KeyError:

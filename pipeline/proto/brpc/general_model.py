@@ -1,10 +1,10 @@
 """numpy values to the `Tensor` of Paddle Serving's general model service and back.
 
-The wire is that of general_model.proto. No reader here allocates by a size that a peer states: it
-is compared first with the data that did arrive.
+The wire is that of general_model.proto. Readers compare a size that a peer states with the
+received data before they allocate memory for it.
 
-As JSON they are what brpc's HTTP writes and reads: unlike proto3 JSON it has integers of 64 bits as
-numbers, and leaves out lists that are empty.
+The JSON form is that of brpc over HTTP: unlike proto3 JSON it writes 64-bit integers as numbers
+and leaves out empty lists.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Array = npt.NDArray[Any]
 class BrpcElemType(IntEnum):
     """Values of `Tensor.elem_type`, and of feed_type and fetch_type in a model's configuration.
 
-    The numbers are Paddle Serving's. Its C++ server takes INT64, FP32, INT32, FP16, UINT8, INT8
-    and STRING; only our own servers and clients understand the others.
+    The numbers are Paddle Serving's. Its C++ server accepts INT64, FP32, INT32, FP16, UINT8, INT8
+    and STRING; only this library's servers and clients accept the others.
     """
 
     INT64 = 0
@@ -129,8 +129,8 @@ def put_value(
 ) -> None:
     """Fill an empty tensor with an array of any shape, or with a list of str (1-D).
 
-    In place, because a message that is put into another one is copied. Arrays of objects hold
-    str; uint16, uint32 and, where it fits, uint64 travel as a wider signed integer. `lod` holds
+    In place, because adding a message to another one copies it. Arrays of objects hold str;
+    uint16, uint32 and, where its values fit, uint64 are sent as a wider signed integer. `lod` holds
     level-of-detail offsets.
 
     Raises:
@@ -209,7 +209,7 @@ def response_bytes(engine: str, log_id: int, tensors: Iterable[list[bytes | memo
 
 
 def large_request(message: bytes, limits: Limits) -> BlockMessage:
-    """Return a Request, its long fields left in `message`. Raises DecodeError, TooLargeError."""
+    """Return a Request whose long fields stay in `message`. Raises DecodeError, TooLargeError."""
     return hollow(message, Request, _REQUEST_SHAPE, limits)
 
 
@@ -235,12 +235,12 @@ def tensor_to_array(tensor: Tensor | BlockMessage) -> Array:
 
 
 def lod_of(tensor: Tensor | BlockMessage) -> Array | None:
-    """Return the tensor's level-of-detail offsets as a 1-D int32 array; None when it has none."""
+    """Return the tensor's level-of-detail offsets as a 1-D int32 array; None without offsets."""
     return np.array(tensor.lod, dtype=np.int32) if tensor.lod else None
 
 
 def _elements(tensor: Tensor | BlockMessage, dtype: np.dtype[Any], field: str) -> Array:
-    """Return the elements as a 1-D array. Raises ValueError: the bytes make no whole ones."""
+    """Return the elements as a 1-D array. Raises ValueError: the last element is cut short."""
     if field in PACKED_DTYPES:
         return read_numbers(tensor, field, dtype)
     if field == _CONTENT:

@@ -1,8 +1,8 @@
 """numpy's `repr` of plain numeric arrays, letter for letter, at a quarter of its cost.
 
-A string answer is this text, and numpy takes 30 to 70 us for a handful of numbers: several times
-what the server spends on the rest of a request. Whatever is not plain is left to numpy itself.
-The rules are those of numpy's arrayprint with its default options, unchanged since numpy 1.14.
+A string answer is this text. numpy takes 30 to 70 us for a few numbers: several times the rest of
+a request's cost. numpy itself prints all arrays that are not plain. The rules are those of numpy's
+arrayprint with its default options, unchanged since numpy 1.14.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 TENSORS_INSTEAD = "ask for tensors, or give the last Op set_pack_tensor_format(True)"
 _LINE_WIDTH = 75
 _PREFIX = "array("
-_FEW_BRACKETS = 4  # with which one number is on one line
+_FEW_BRACKETS = 4  # so many leave one number on one line
 _MAX_ROW = 8  # elements that `_plain_row` looks at
 _SURELY_SHORT = len("0.12345678")
 _DEFAULT_OPTIONS: dict[str, Any] = {
@@ -51,10 +51,10 @@ _DTYPE_NAMES = {  # empty where the text implies the dtype
 def quick_repr(array: Array, limits: Limits | None = None) -> str | None:
     """Return `repr(array)` with all elements; None where numpy has to make it.
 
-    Raises TooLargeError for more text than `limits` lets pass.
+    numpy makes it for other dtypes, empty arrays, NaN and infinities, unusual scalars, numbers of a
+    size at which numpy's choice of the format depends on rounding, and changed print options.
 
-    That is for other dtypes, no elements, NaN and infinities, unusual scalars, numbers of a size
-    at which numpy's choice of the format is a matter of rounding, and changed print options.
+    Raises TooLargeError for more text than `limits` allow.
     """
     name = _DTYPE_NAMES.get(array.dtype)
     if name is None or not array.size or not _options_are_default():
@@ -77,21 +77,21 @@ def quick_repr(array: Array, limits: Limits | None = None) -> str | None:
     text = f"{_PREFIX}{body}"
     if not name:
         return f"{text})"
-    last_line = len(text) - text.rfind("\n")  # with the comma to come
+    last_line = len(text) - text.rfind("\n")  # with the comma that follows
     option = f"dtype={name})"
     fits = last_line + len(option) + 1 <= _LINE_WIDTH
     return f"{text}, {option}" if fits else f"{text},\n{' ' * len(_PREFIX)}{option}"
 
 
 def _lone_number(array: Array, name: str) -> str:
-    """Return the text of an array of one usual number, as scores are; "": it is not such a number.
+    """Return the text of an array of one usual number, such as a score; "" for others.
 
-    It is what `_plain_row` makes of it, in a third of the time.
+    The text is that of `_plain_row`, in a third of its time.
     """
     if array.dtype.kind != "f" or array.ndim > _FEW_BRACKETS:
         return ""
     number = array.item()
-    if not _suit_points(abs(number), abs(number)):  # nor does a NaN
+    if not _suit_points(abs(number), abs(number)):  # NaN does not, either
         return ""
     if array.itemsize > 4:
         word = f"{number:.8f}".rstrip("0")
@@ -107,16 +107,15 @@ def _lone_number(array: Array, name: str) -> str:
 
 
 def _plain_row(array: Array) -> str | None:
-    """Return few usual numbers in a row, or one alone, with their brackets; None: they are not
-    usual.
+    """Return the text of a row of few usual numbers, or of one; None if they are not usual.
 
-    It is what `_Points` and `_layout` make of them, in a fraction of their calls.
+    The text is that of `_Points` and `_layout`, with fewer calls.
     """
     depth, flat = array.ndim, array.reshape(-1)
     if flat.dtype.kind != "f" or (depth and flat.size != array.shape[-1]):
         return None
     numbers = flat.tolist()
-    if not math.isfinite(sum(numbers)):  # first: nothing is known of a NaN's order
+    if not math.isfinite(sum(numbers)):  # first, because a NaN has no order
         return None
     low, high = min(numbers), max(numbers)
     if not _suit_points(low, high):
@@ -130,7 +129,7 @@ def _plain_row(array: Array) -> str | None:
     return f"{'[' * depth}{', '.join(words)}{']' * depth}" if fits else None
 
 
-_plain_options: Any = None  # the latest ones that were the default, to know them again
+_plain_options: Any = None  # the last options that equalled the default
 
 
 def _options_are_default() -> bool:
@@ -145,7 +144,7 @@ def _options_are_default() -> bool:
 
 
 class _Form:
-    """The way in which truth values are written; those of numbers inherit from it."""
+    """The form of truth values, and base class of the forms of numbers."""
 
     width = len("False")  # of all words
 
@@ -153,7 +152,7 @@ class _Form:
         self.flat = flat
 
     def words(self, start: int, end: int) -> list[str]:
-        """Return the texts of some elements; of all of them where they are one slice."""
+        """Return the texts of a slice of the elements."""
         return [" True" if element else "False" for element in self.flat[start:end].tolist()]
 
 
@@ -182,7 +181,7 @@ class _Points(_Form):
         self.width = self._left + self._right
 
     def words(self, start: int, end: int) -> list[str]:
-        texts = self._latest  # what is one slice was just measured
+        texts = self._latest  # those of a single slice were made for the width
         if self.flat.size > SLICE:
             part = self.flat[start:end]
             texts = _at_points(part, part.tolist())
@@ -193,7 +192,7 @@ def _sides(texts: list[str]) -> tuple[int, int]:
     """Return the maximum lengths before a decimal point, and from it on."""
     left, width = texts[0].find("."), max(map(len, texts))
     lefts = [text.find(".") for text in texts]
-    if lefts.count(left) == len(lefts):  # as probabilities
+    if lefts.count(left) == len(lefts):  # for example, probabilities
         return left, width - left
     return max(lefts), max(map(int.__sub__, map(len, texts), lefts))
 
@@ -207,8 +206,10 @@ def _padded(texts: list[str], left: int, right: int) -> list[str]:
 
 
 def _at_points(part: Array, numbers: list[float]) -> list[str]:
-    """Return the texts of numbers that suit points: no zeros at the end, and at most eight digits
-    after the point. The number is rounded, not its digits."""
+    """Return numbers with at most eight digits after the point and no zeros at the end.
+
+    The number is rounded, not its shortest text.
+    """
     if part.itemsize > 4:  # so many digits are exact: the shorter ones only get zeros
         return [text.rstrip("0") for text in ("%.8f " * len(numbers) % (*numbers,)).split()]
     texts = _shortest(part)
@@ -221,7 +222,7 @@ def _at_points(part: Array, numbers: list[float]) -> list[str]:
 
 
 class _Exponents(_Form):
-    """One digit before the point, and behind it as many as the longest needs, up to 8."""
+    """One digit before the point; after it as many as the longest number needs, at most 8."""
 
     def __init__(self, flat: Array) -> None:
         super().__init__(flat)
@@ -249,7 +250,7 @@ class _Exponents(_Form):
 
 
 def _form_of(flat: Array) -> _Form | None:
-    """Return the form that numpy would choose; None where that is not plain."""
+    """Return the form that numpy would choose; None if it is not plain."""
     if flat.dtype.kind != "f":
         return _Form(flat) if flat.dtype.kind == "b" else _Integers(flat)
     low, high = math.inf, 0.0
@@ -268,20 +269,20 @@ def _form_of(flat: Array) -> _Form | None:
 
 
 def _suit_points(low: float, high: float) -> bool:
-    """Return whether numpy writes numbers of these sizes without exponents, beyond doubt."""
+    """Return whether numpy surely writes numbers of these sizes without exponents."""
     return low > 1.01e-4 and high < 1e6 and high / low < 999.0
 
 
 def _shortest(flat: Array) -> list[str]:
     """Return the fewest digits that tell each number from its neighbours of the same dtype."""
-    if flat.dtype == np.float32:  # which Python's repr does not know, and orjson does
+    if flat.dtype == np.float32:  # Python's repr lacks float32; orjson has it
         packed = np.ascontiguousarray(flat)  # orjson takes no strides
         return orjson.dumps(packed, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].decode().split(",")
     return list(map(repr, flat.tolist()))
 
 
 def _significant_digits(number: float, text: str) -> int:
-    """Return how many of its digits are printed: 9 at most, and no zeros at the end."""
+    """Return how many of its digits are printed: at most 9, without zeros at the end."""
     digits = text.partition("e")[0].replace(".", "").strip("-0")
     if len(digits) > 9:
         digits = f"{number:.8e}".partition("e")[0].replace(".", "").strip("-0")

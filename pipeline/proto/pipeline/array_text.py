@@ -1,8 +1,8 @@
 """Arrays as the text that numpy prints: the writer and the reader of one format.
 
 String answers carry arrays as `repr(array)`, and clients in the field parse exactly that text.
-They do so with `eval`; the reader here is a parser of its own that knows arrays, lists, numbers
-and quoted text, runs in time and memory in proportion to the text, and calls nothing by name.
+They do so with `eval`. The reader here is a parser of arrays, lists, numbers and quoted text. Its
+time and memory are proportional to the text, and it calls nothing by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_PADDED_BYTES = 2**20  # of an array of text; larger ones are of objects
 
 _NUMBER_TYPES: tuple[type[Any], ...] = (bool, int, float, complex)
 
-# Before numpy 2.2 the print options were one global: there, only one thread may change them.
+# Before numpy 2.2 the print options were global: only one thread may change them.
 _print_options = threading.RLock()
 
 
@@ -45,7 +45,7 @@ def numpy_to_text(value: Any, limits: Limits | None = None) -> str:
     (8 digits, unless the program changed it: float64 loses the rest). A list of `str` gives the
     `repr` of a list of plain `str`; a number, Python's or numpy's, that of the plain Python
     number; a `str` is its own text. Raises PayloadTypeError for anything else, and TooLargeError
-    for more text than `limits` lets pass.
+    for more text than `limits` allow.
     """
     if isinstance(value, str):
         return str(value)
@@ -55,7 +55,7 @@ def numpy_to_text(value: Any, limits: Limits | None = None) -> str:
         value = value.item()
     for kind in _NUMBER_TYPES:
         if isinstance(value, kind):
-            return repr(kind(value))  # plain: a member of an IntEnum prints its name
+            return repr(kind(value))  # an IntEnum's member would print its name
     if isinstance(value, list) and all(isinstance(element, str) for element in value):
         return _list_repr(value, limits or Limits(sys.maxsize, sys.maxsize))
     raise PayloadTypeError(
@@ -134,7 +134,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class _TextReader:
-    """A recursive descent over one text; `_at` is where it stands."""
+    """A recursive descent parser; `_at` is its position in the text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -179,7 +179,7 @@ class _TextReader:
         return items
 
     def _number(self) -> int | float | complex:
-        """Read a number; a real part and the imaginary part right behind it are one."""
+        """Read a number; a real part directly followed by an imaginary part is one number."""
         self._skip_space()
         match = self._match(_NUMBER, "a number")
         if match["imaginary"] is None:
@@ -239,8 +239,10 @@ class _TextReader:
         return array if shape is None else array.reshape(shape)
 
     def _number_block(self) -> tuple[str, tuple[int, ...]] | None:
-        """Read nested brackets of real numbers without an object for each: the numbers between
-        commas, and their shape."""
+        """Return the real numbers in nested brackets as text between commas, and their shape.
+
+        It makes no object for each number.
+        """
         match = _NUMERIC_BODY.match(self._text, self._at)
         if match is None:
             return None
@@ -317,7 +319,7 @@ def _unquoted(token: str) -> str | bytes:
     return token[2:-1].encode("ascii") if token[0] == "b" else token[1:-1]
 
 
-# What an array of each kind of dtype is printed with; numpy would convert a lot more.
+# Types of the printed elements by kind of dtype; numpy would also convert others.
 _PRINTED_AS: dict[str, set[type]] = {
     "b": {bool},
     "i": {int},
@@ -330,7 +332,7 @@ _PRINTED_AS: dict[str, set[type]] = {
 
 
 def _check_elements(elements: list[Any], types: set[type], dtype: np.dtype[Any] | None) -> None:
-    """Refuse elements that an array of `dtype` is not printed with."""
+    """Raise ValueError for elements that an array of `dtype` never prints."""
     if dtype is None or dtype.kind not in _PRINTED_AS:
         return
     if not types <= _PRINTED_AS[dtype.kind]:

@@ -1,11 +1,11 @@
 """Requests and responses as proto3 JSON: read strictly, so that nothing is lost silently.
 
-What Go's protojson takes is taken, so that a gateway and the server's own frontend agree, with
-three exceptions. A field may be there twice. An integer of 2^53 or more with a point or an exponent
-is refused: orjson hands it on as a double, of which nobody knows whether it is what was written.
-Base64 may be broken into lines anywhere, not only where the length happens to remain a multiple of
-four. `google.protobuf.json_format` takes
-half of a broken base64 text, "1_0" for 10 and "1e39" for an infinite float32, in ten times as long.
+It accepts what Go's protojson accepts, so that the gateway and the server's own frontend agree.
+There are three exceptions. A field may occur twice. An integer of 2^53 or more with a point or an
+exponent is refused: orjson returns it as a double, which may be another number. Base64 may have
+line breaks anywhere, not only where the length remains a multiple of four.
+`google.protobuf.json_format` is ten times as slow, and accepts half of a broken base64 text, "1_0"
+for 10 and "1e39" for an infinite float32.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
 from pipeline.proto.slices import SHORT_BYTES, Limits, breathe, sliced
 
 _INEXACT = 2.0**53  # the first double that stands for more than one integer
-_FLOAT32_END = 2.0**128 - 2.0**103  # the first number that no float32 is the nearest to
+_FLOAT32_END = 2.0**128 - 2.0**103  # the first number that rounds to no finite float32
 _SPECIAL_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_FROM_URL_SAFE = str.maketrans("-_+/", "+/!!")  # one alphabet or the other
+_FROM_URL_SAFE = str.maketrans("-_+/", "+/!!")  # both alphabets are allowed, not a mixture
 _MAX_SHOWN = 40  # characters
 _NOT_SHOWN = re.compile(r'[\x00-\x1f"\\\x7f]')  # in the name of a field
 
@@ -60,10 +60,9 @@ class FieldKind:
 
     Attributes:
         expected: its form in JSON, for errors.
-        plain: the types of values that protobuf takes unchanged, apart from their range.
-        read: converts a value of JSON to one for protobuf; ValueError: the value is not of this
-            kind.
-        is_checked: protobuf itself refuses all other types, with TypeError.
+        plain: the Python types that protobuf accepts unchanged, apart from their range.
+        read: converts a value of JSON for protobuf; ValueError: the value is not of this kind.
+        is_checked: whether protobuf itself refuses all other types with TypeError.
     """
 
     expected: str
@@ -111,8 +110,7 @@ def shown(value: Any) -> str:
 
 
 def no_data_error(spelling: str) -> PackageError:
-    """Return the error for a caller that sent unknown fields; gateways send the same
-    (nodata.go)."""
+    """Return the error for unknown fields without data; the gateway has the same (nodata.go)."""
     is_shown = len(spelling) <= _MAX_SHOWN and not _NOT_SHOWN.search(spelling)
     shown_as = f'the field "{spelling}"' if is_shown else "other fields"
     return PackageError(
@@ -126,7 +124,7 @@ def no_data_error(spelling: str) -> PackageError:
 
 
 def _number(value: Any) -> int | float:
-    """Return a number; also one in a string with nothing else in it."""
+    """Return a number, or the number that a string consists of."""
     if type(value) is str and value == value.strip():
         value = orjson.loads(value)
     if type(value) is int or type(value) is float:
@@ -151,7 +149,7 @@ def _floats(end: float) -> Callable[[Any], float]:
         if type(value) is str and value in _SPECIAL_FLOATS:
             return _SPECIAL_FLOATS[value]
         if -end < _number(value) < end:
-            return float(value)  # of "-0" too, which orjson takes for an integer
+            return float(value)  # also for "-0", which orjson reads as an integer
         raise ValueError
 
     return read
@@ -229,16 +227,14 @@ _FLOAT_FIELDS = frozenset(PACKED_DTYPES) - {"bool_data"}
 def request_from_json(body: bytes, name: str, method: str) -> Request:
     """Return the request that was posted to `/{name}/{method}`.
 
-    `name` and `method` stand above those of the body. An empty body is an empty request;
-    unknown fields are ignored, `null` is a field's default, field names may be the original or
-    the lowerCamelCase ones; of a field that is there twice the last one counts.
+    `name` and `method` take precedence over those of the body. An empty body is an empty request.
+    Unknown fields are ignored, and `null` is a field's default. Field names may be the original or
+    the lowerCamelCase ones. The last of two occurrences of a field counts.
 
     Raises:
-        PackageError: the body is not valid JSON, or a value is not of its field's type: with the
-        field's
-            path and what is expected there. Or all of the data is in unknown fields, as in plain
-            JSON. A number that no double can hold, like 1e999, is not valid anywhere, also in an
-            unknown field.
+        PackageError: the body is not valid JSON; or a value is not of its field's type: the text
+            has the path and the expected type; or all data are in unknown fields, as in plain JSON.
+            A number beyond the range of a double, such as 1e999, is not valid in any field.
     """
     if not body:
         return Request(name=name, method=method)
@@ -286,12 +282,12 @@ def object_of(body: bytes) -> dict[str, Any]:
 
 
 def large_request_from_json(bodies: list[bytes], name: str, method: str, limits: Limits) -> Request:
-    """Read the request in the only one of `bodies`, which is too large to be read at once.
+    """Read the request in the only item of `bodies`, which is too large to be read at once.
 
-    It is taken from the list, so that its memory can be given back.
+    It is removed from the list, so that its memory can be freed.
 
-    A number that no double can hold is not noticed in a field that is unknown. Raises TooLargeError
-    besides, for more strings than `limits` has.
+    Numbers beyond the range of a double are not noticed in unknown fields. Also raises
+    TooLargeError, for more strings than `limits` allow.
     """
     body = bodies.pop()
     try:
@@ -367,9 +363,9 @@ def fill(
     path: str,
     limits: Limits | None = None,
 ) -> None:
-    """Set the fields of an empty message; `path` leads to it from the request.
+    """Set the fields of an empty message; `path` is its path in the request.
 
-    `limits` where there may be a LongArray among them.
+    `limits` are required where a field may be a LongArray.
     """
     for spelling, value in fields.items():
         field = known.get(spelling)
@@ -392,11 +388,11 @@ def fill(
 
 
 def _set_list(message: Message, field: JsonField, values: Any, path: str, start: int = 0) -> None:
-    """Set a field of many values, of which the first is element `start` of the request's list."""
+    """Set a repeated field from values, the first of which is element `start` of the list."""
     if type(values) is not list:
         raise _misfit(path + field.name, "an array", values)
     kind, plain = field.kind, values
-    if str in kind.plain and None in values:  # as the predecessor's gateway reads them
+    if str in kind.plain and None in values:  # the predecessor's gateway reads null as this
         plain = values = ["" if item is None else item for item in values]
     try:
         if not kind.is_checked and not kind.plain.issuperset(map(type, values)):
@@ -437,7 +433,7 @@ def _set_long(
 
 
 def _plain(field: JsonField, values: list[Any], start: int, path: str) -> Any:
-    """Return a piece of a list as the message takes it; `start` is where it begins."""
+    """Return a piece of a list for the message; `start` is the index of its first element."""
     part = Tensor() if field.name in _TENSOR_FIELDS else Request()
     _set_list(part, field, values, path, start)
     is_float = field.name in _FLOAT_FIELDS
@@ -445,7 +441,7 @@ def _plain(field: JsonField, values: list[Any], start: int, path: str) -> Any:
 
 
 def _set_floats(message: Message, field: str, values: list[Any]) -> None:
-    """Many numbers must not become Python objects one by one; FloatingPointError: out of range."""
+    """Set many numbers through numpy. Raises FloatingPointError: a number is out of range."""
     message.ClearField(field)
     with np.errstate(over="raise"):
         write_packed(message, field, np.array(values, np.float64))
@@ -462,7 +458,7 @@ def _misfit(place: str, expected: str, value: Any) -> PackageError:
 
 
 def request_to_json(request: Request) -> bytes:
-    """Return the JSON object of a request, whose name and method its path says."""
+    """Return the JSON object of a request without name and method, which are in the path."""
     return orjson.dumps(
         {
             "key": request.key[:],
@@ -493,7 +489,7 @@ def response_to_json(response: Response) -> bytes:
 def large_response_to_json(response: LargeResponse, limits: Limits) -> bytes:
     """Return the JSON of an answer that is too large to be written at once.
 
-    Raises TooLargeError for more JSON than `limits` lets pass.
+    Raises TooLargeError for more JSON than `limits` allow.
     """
     head = response.head
     fields = {
@@ -512,7 +508,7 @@ _ASK_GRPC = "ask over gRPC"
 
 
 def _fragment(pieces: Iterable[bytes], limits: Limits) -> orjson.Fragment:
-    """Return a list of JSON, made of its elements."""
+    """Return a JSON list of elements."""
     parts: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -554,7 +550,7 @@ def floats_of(numbers: np.ndarray[Any, Any]) -> Any:
     """Return the numbers in a form that orjson prints as JSON."""
     finite = np.isfinite(numbers)
     if finite.all():
-        return numbers  # orjson prints a float32 with its own shortest digits
+        return numbers  # orjson prints float32 with its shortest digits
     printed: list[Any] = orjson.loads(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY))
     for at in np.flatnonzero(~finite).tolist():
         number = numbers[at]
@@ -566,7 +562,7 @@ def _tensor_writer(field: str) -> Callable[[Tensor], Any]:
     get = operator.attrgetter(field)
     if field in _FLOAT_FIELDS:
         return lambda tensor: floats_of(read_packed(tensor, field)) if get(tensor) else []
-    if field == "int64_data":  # JSON numbers are doubles to many readers: proto3 JSON says text
+    if field == "int64_data":  # proto3 JSON has text: many readers of JSON have only doubles
         return lambda tensor: list(map(str, tensor.int64_data))
     if field == "byte_data":
         return lambda tensor: base64.b64encode(tensor.byte_data).decode("ascii")

@@ -1,8 +1,8 @@
-"""Large JSON in pieces: its structure at once, which is quick, its long arrays bit by bit.
+"""Large JSON: its structure is read at once, which is quick, its long arrays in pieces.
 
-A parser that makes objects of 16 MiB of JSON keeps every other thread waiting for a tenth of a
-second, or for two, and takes thirty times the memory. msgspec looks through it in 25 ms without
-making any; long arrays are left as text and read by `LongArray.pieces`.
+A parser that makes objects of 16 MiB of JSON stops all other threads for 0.1 to 2 s and needs
+thirty times the memory. msgspec checks it in 25 ms without making objects. Long arrays stay text,
+which `LongArray.pieces` reads.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 
 
 class NotJsonError(PackageError):
-    """The text says why."""
+    """The text is not valid JSON."""
 
 
 class UnevenError(PackageError):
-    """There are lists or objects among the elements, or nested lists of uneven lengths."""
+    """The elements include lists or objects, or nested lists have different lengths."""
 
 
 class LongArray:
-    """A list of JSON that is still text; its syntax has been looked at.
+    """A JSON list that is still text, with checked syntax.
 
     Attributes:
-        text: with its brackets.
-        is_marked: strings of MARKS stand for numbers that JSON lacks.
+        text: the list with its brackets.
+        is_marked: whether strings of MARKS replace numbers that JSON lacks.
     """
 
     __slots__ = ("is_marked", "text")
@@ -61,7 +61,7 @@ class LongArray:
         """Return all elements, of any kind.
 
         Raises:
-            TooLargeError: `what` they are takes too many bytes to be read at once.
+            TooLargeError: `what` is too large to be read at once.
         """
         if len(self.text) > _MAX_WHOLE_BYTES:
             text = (
@@ -71,8 +71,7 @@ class LongArray:
         return self._numbered(_loaded(self.text))
 
     def flat_pieces(self) -> Iterator[list[Any]]:
-        """Yield the innermost elements of nested lists. Raises UnevenError: their lengths are
-        uneven."""
+        """Yield the innermost elements of nested lists. Raises UnevenError: lengths differ."""
         if not bytes(self.text[1:SHORT_BYTES]).lstrip().startswith(b"["):
             yield from self.pieces()
             return
@@ -116,7 +115,7 @@ class LongArray:
             breathe()
             window = bytes(self.text[at : min(at + size, end)])
             cut = len(window) if at + size >= end else _last_comma(window)
-            if cut < 0:  # a single string is longer
+            if cut < 0:  # one string is longer than the window
                 size *= 16
                 continue
             yield window[:cut]
@@ -125,7 +124,7 @@ class LongArray:
 
 
 def _last_comma(window: bytes) -> int:
-    """Return the position of the last comma outside of strings; the window begins outside."""
+    """Return the position of the last comma outside of strings; the window begins outside one."""
     if b"\\" in window:
         window = window.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     cut = window.rfind(b",")
@@ -149,7 +148,7 @@ def _parsed(elements: bytes) -> list[Any]:
 
 
 def struct_of(names: list[str], forbids_others: bool = False) -> type[msgspec.Struct]:
-    """Return a Struct whose members of these names are left as text; `members_of` reads it."""
+    """Return a Struct whose members stay text; `members_of` reads them."""
     return msgspec.defstruct(
         "Members",
         [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names],
@@ -158,8 +157,7 @@ def struct_of(names: list[str], forbids_others: bool = False) -> type[msgspec.St
 
 
 def first_other(text: bytes, kind: type[msgspec.Struct]) -> str | None:
-    """Return the first name in a JSON object that a Struct, which forbids unknown names, does not
-    have."""
+    """Return the first name in a JSON object that `kind`, a strict Struct, lacks."""
     try:
         msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
@@ -170,13 +168,13 @@ def first_other(text: bytes, kind: type[msgspec.Struct]) -> str | None:
 def members_of(
     text: bytes | bytearray | memoryview | msgspec.Raw, kind: type[msgspec.Struct]
 ) -> dict[str, memoryview]:
-    """Return the members that there are of a JSON object, in the order of the text.
+    """Return the present members of a JSON object in the order of the text.
 
-    All others are only looked through: a number there may be too large for a double.
+    Of other members only the syntax is checked: a number there may be too large for a double.
 
     Raises:
-        NotJsonError: it is not valid JSON.
-        TypeError: it is JSON, and no object.
+        NotJsonError: the text is not valid JSON.
+        TypeError: it is JSON, but not an object.
     """
     try:
         try:
@@ -223,7 +221,7 @@ def elements_of(
 
 
 def marked(text: bytes | memoryview) -> bytes:
-    """JSON with strings in the place of NaN and the infinities, which other parsers read."""
+    """Return JSON with strings in place of NaN and the infinities, which strict parsers refuse."""
     view = memoryview(bytes(text).strip())
 
     def mark(match: re.Match[bytes]) -> bytes:
@@ -234,7 +232,7 @@ def marked(text: bytes | memoryview) -> bytes:
 
 
 def value_of(text: memoryview, is_marked: bool = False) -> Any:
-    """Return the value of a member: a long list as a LongArray, all else as orjson reads it."""
+    """Return the value of a member: a long list as a LongArray, others as orjson reads them."""
     if len(text) > SHORT_BYTES:
         kind = bytes(text[:1])
         if kind == b"[":
@@ -252,7 +250,7 @@ def _loaded(text: memoryview) -> Any:
 
 
 def check_utf8(body: bytes | memoryview) -> None:
-    """Raise NotJsonError for what is no UTF-8: strings that nobody reads are not looked at else."""
+    """Raise NotJsonError for invalid UTF-8, which readers miss in strings that they skip."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     view = memoryview(body)
     try:

@@ -1,7 +1,7 @@
 """PlainRequest and PlainResponse: requests and answers of pairs alone, without protobuf.
 
-A frontend may give a PlainRequest where a Request stands for all but what is the user's own; who
-comes with one is answered with a PlainResponse where the answer is pairs, with a Response else.
+A frontend may pass a PlainRequest in place of a Request unless user code reads the request. The
+answer is a PlainResponse if it consists of pairs, otherwise a Response.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _INT64 = 2**63
 _FEW, _SHORT = 64, SHORT_BYTES // 2
 _dumps = orjson.dumps
 
-_ONE_BYTE = 0x7F  # most that a number of one byte says
-_MOST_FIELDS = 64  # of a message that is read here: protobuf is quicker with many
+_ONE_BYTE = 0x7F  # largest number of one byte
+_MOST_FIELDS = 64  # of a message: protobuf is quicker with more
 _KEY, _VALUE, _NAME, _METHOD, _CLIENTIP = (
     Request.DESCRIPTOR.fields_by_name[name].number << 3 | 2
     for name in ("key", "value", "name", "method", "clientip")
@@ -38,7 +38,7 @@ _head = functools.lru_cache(field_head)
 
 
 class PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """A Request that has no tensors: the same attributes, and nobody changes it."""
+    """A Request without tensors: it has the same attributes, and no code changes it."""
 
     key: list[str] = []
     value: list[str] = []
@@ -49,11 +49,13 @@ class PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
     tensors: ClassVar[tuple[()]] = ()
 
     def pairs(self) -> dict[str, Any] | None:
-        """Return what the RequestOp makes of it; None: it is long, or lacks values."""
+        """Return the RequestOp's result for it; None if it is long or lacks values."""
         keys, values = self.key, self.value
         if len(keys) > len(values) or len(keys) > SLICE:
             return None
-        pairs: dict[str, Any] = dict(zip(keys, values, strict=False))  # more values: as there
+        pairs: dict[str, Any] = dict(
+            zip(keys, values, strict=False)
+        )  # more values than keys: as in RequestOp
         pairs.pop(PROFILE_KEY, None)
         return pairs
 
@@ -86,8 +88,8 @@ _read = msgspec.json.Decoder(PlainRequest).decode
 def plain_request_from_json(body: bytes, name: str, method: str) -> PlainRequest | Request:
     """Return the request that was posted to `/{name}/{method}`, as `request_from_json` does.
 
-    It is a Request where more than pairs stands in it, or a value has to be converted. Raises
-    PackageError, like the other.
+    It is a Request if it has more than pairs, or if a value has to be converted. Raises
+    PackageError as `request_from_json` does.
     """
     try:
         request = _read(body)
@@ -100,7 +102,7 @@ def plain_request_from_json(body: bytes, name: str, method: str) -> PlainRequest
 
 
 def plain_request_from_message(message: bytes) -> PlainRequest | None:
-    """Return the Request that a message is, if it is a few texts; None: protobuf knows."""
+    """Return the request in a message of a few texts; None if protobuf has to read it."""
     request = PlainRequest([], [])
     keys, values = request.key, request.value
     start, size = 0, len(message)
@@ -131,17 +133,19 @@ def plain_request_from_message(message: bytes) -> PlainRequest | None:
                 request.clientip = text
             else:
                 return None
-    except (IndexError, UnicodeDecodeError):  # it is cut, or no text
+    except (IndexError, UnicodeDecodeError):  # it is cut short, or not text
         pass
     return None
 
 
 def pack_short(payload: Any) -> PlainResponse | None:
-    """Return an answer of a few short texts; None: it is another one."""
+    """Return an answer of a few short texts; None for other answers."""
     if type(payload) is not dict or len(payload) > _FEW:
         return None
     keys, values = [*payload], [*payload.values()]
-    if len(keys) == 1 and type(text := values[0]) is str is type(key := keys[0]):  # as of words
+    if len(keys) == 1 and type(text := values[0]) is str is type(
+        key := keys[0]
+    ):  # the usual answer
         is_ascii = text.isascii() and key.isascii()
         if is_ascii and len(key) + len(text) <= _SHORT:
             return PlainResponse(keys, values)
@@ -153,12 +157,12 @@ def pack_short(payload: Any) -> PlainResponse | None:
 
 
 def short_json(answer: Any) -> bytes | None:
-    """Return the JSON of a PlainResponse; None: it is another answer."""
+    """Return the JSON of a PlainResponse; None for other answers."""
     return answer.to_json() if type(answer) is PlainResponse else None
 
 
 def pack_plain(payload: Mapping[str, Any]) -> PlainResponse | None:
-    """Return an answer as text; None: its Response is another one, or an error's."""
+    """Return an answer as text; None if its Response has tensors or an error."""
     keys, values = [*map(str, payload)], [*payload.values()]
     if not _STR.issuperset(map(type, values)):
         try:
@@ -172,7 +176,7 @@ def pack_plain(payload: Mapping[str, Any]) -> PlainResponse | None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Return whether there is no half of a surrogate pair in it."""
+    """Return whether a text has no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Response: an answer, or the error in its place; large messages are read and written uncopied."""
+"""Response: an answer or an error; large messages are read and written without copies."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from pipeline.proto.slices import (
     weight,
 )
 
-_FEW = 64  # keys or tensors that are looked at one by one
-_NUMBER_BYTES = 8  # at most, as protobuf or JSON writes it on the average
+_FEW = 64  # keys or tensors that are checked one by one
+_NUMBER_BYTES = 8  # limit of the average in protobuf or JSON
 _DATA = {
     field.name: field.number for field in Tensor.DESCRIPTOR.fields if field.name.endswith("_data")
 }
@@ -53,9 +53,9 @@ _LINE_BYTES = 57 * 1024  # a multiple of 3: base64 has no padding within
 
 
 def read_request(message: Piece, limits: Limits) -> BlockMessage:
-    """Return the Request in `message`, for our own RequestOp.
+    """Return the Request in `message`, for the library's RequestOp.
 
-    Raises PackageError, and TooLargeError for more text than `limits` lets pass.
+    Raises PackageError, and TooLargeError for more text than `limits` allow.
     """
     try:
         request = hollow(message, Request, _REQUEST_SHAPE, limits)
@@ -67,11 +67,11 @@ def read_request(message: Piece, limits: Limits) -> BlockMessage:
 
 
 class LargeTensor:
-    """A tensor of an answer, its elements where they are.
+    """A tensor of an answer whose elements are not copied.
 
     Args:
-        rest: what else it says of itself.
-        field: of the elements.
+        rest: the tensor without its elements.
+        field: the field of the elements.
         data: an array, or bytes.
     """
 
@@ -83,7 +83,7 @@ class LargeTensor:
         self.data: Any = data
 
     def numbers(self) -> Any:
-        """Return the elements of an array as they stand in their field, in one dimension."""
+        """Return the elements of an array as its field holds them, in one dimension."""
         flat = self.data.reshape(-1)
         dtype = PACKED_DTYPES.get(self.field)
         if dtype is None:
@@ -93,7 +93,7 @@ class LargeTensor:
         return np.ascontiguousarray(flat, dtype)
 
     def wire(self) -> list[Any]:
-        """Return the pieces of the message, in the order of protobuf's own."""
+        """Return the pieces of the message in protobuf's order."""
         content: Any = self.data
         if isinstance(content, np.ndarray):
             numbers = self.numbers()
@@ -113,7 +113,7 @@ def tensors_of(payload: Mapping[str, Any], tensor_of: Callable[..., Any]) -> Ite
 
 
 def large_tensor(name: str, value: Any, lod: Any) -> Tensor | LargeTensor:
-    """Return a tensor, a large one without a copy. Raises PayloadTypeError: it has no form."""
+    """Return a tensor, a large one without a copy. Raises PayloadTypeError."""
     is_array = isinstance(value, np.ndarray) and value.dtype.kind not in "OSU"
     if not is_array and not isinstance(value, bytes | bytearray | memoryview):
         return numpy_to_tensor(name, value, lod=lod)
@@ -134,10 +134,10 @@ def large_tensor(name: str, value: Any, lod: Any) -> Tensor | LargeTensor:
 
 
 class LargeResponse:
-    """Stands for a Response, so that its writer knows that the work is long.
+    """A Response in parts; its type tells the writer that the work is long.
 
     Args:
-        head: the Response, without the `tensors` if there are any here.
+        head: the Response, without `tensors` if these are given.
     """
 
     __slots__ = ("_tensors", "head")
@@ -148,7 +148,7 @@ class LargeResponse:
 
     @property
     def message(self) -> Response:
-        """Return the Response itself: a copy of all of it."""
+        """Return a copy as a Response."""
         return self.head if self._tensors is None else Response.FromString(self.to_wire())
 
     @property
@@ -161,7 +161,7 @@ class LargeResponse:
         return joined(self.pieces())
 
     def pieces(self) -> list[Piece]:
-        """Return the message as protobuf writes it, in pieces, the elements where they are."""
+        """Return the message as protobuf writes it, in pieces, without a copy of the elements."""
         pieces = self._head_pieces()
         for tensor in self._tensors or ():
             breathe()
@@ -173,7 +173,7 @@ class LargeResponse:
         return pieces
 
     def _head_pieces(self) -> list[Any]:
-        """Return the head, long texts in slices: protobuf writes those while all others wait."""
+        """Return the head with long texts in slices: protobuf would stop other threads."""
         head = self.head
         if self._tensors is None or len(head.value) > _FEW:
             return [head.SerializeToString()]
@@ -216,34 +216,34 @@ def base64_pieces(data: bytes) -> Iterator[bytes]:
 def number_pieces(array: Any, dumps: Any) -> Iterator[bytes]:
     """Yield the JSON of a flat array's elements, without brackets, in slices."""
     for part in sliced(array):
-        numbers = np.ascontiguousarray(part)  # orjson takes no other
+        numbers = np.ascontiguousarray(part)  # orjson refuses others
         yield orjson.dumps(dumps(numbers), option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
 
 
 _ARRAYS = frozenset({np.ndarray})
 _NUMBERS = (int, float, np.bool_, np.integer, np.floating)
-_TEXT_LIMIT = 1000  # elements an answer may have to be turned into text on the event loop
+_TEXT_LIMIT = 1000  # most elements that become text on the event loop
 
 
 def pack_error(channeldata: ChannelData) -> Response:
-    """Return the Response for an error; the one place where errors become wire data."""
+    """Return the Response for an error."""
     code, text = channeldata.prod_error_code, channeldata.prod_error_info
     if code is None:
         code, text = channeldata.error_code, channeldata.error_info
-    if not -(2**31) <= code < 2**31:  # what the wire cannot hold must not cost the answer
+    if not -(2**31) <= code < 2**31:  # such a code must not make the answer fail
         code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
     return Response(err_no=code, err_msg=utf8_text(shortened(text)))
 
 
 def is_cheap(payload: Mapping[str, Any], as_text: bool) -> bool:
-    """Return whether packing is quick enough for the event loop: nothing in the answer is large."""
+    """Return whether packing is quick enough for the event loop: no value is large."""
     if not slices.is_short(payload):
         return False
     return not as_text or all(map(_is_short, payload.values()))
 
 
 def pack(payload: Mapping[str, Any], as_text: bool, as_tensors: bool) -> Response:
-    """Return the Response for an answer; that of an error if it has no form for it."""
+    """Return the Response for an answer, or for an error if the wire lacks a value's type."""
     response = Response()
     try:
         if as_text:
@@ -259,9 +259,9 @@ def pack(payload: Mapping[str, Any], as_text: bool, as_tensors: bool) -> Respons
 def pack_large(
     payload: Mapping[str, Any], as_text: bool, as_tensors: bool, limits: Limits
 ) -> Response | LargeResponse:
-    """Return the Response for an answer that is large; tensors are not copied.
+    """Return the Response for a large answer; tensors are not copied.
 
-    Where it is text and tensors, there are only tensors if the text would be too long.
+    Of text and tensors, it has only the tensors if the text would be too long.
     """
     head = Response()
     tensors: list[Any] = []
@@ -285,7 +285,7 @@ def pack_large(
 def _pack_text(
     payload: Mapping[str, Any], response: Response, limits: Limits | None = None
 ) -> None:
-    """All values but numbers are str, or all are arrays and lists of str; refuse a mixture."""
+    """Fill the texts: all values but numbers are str, or all are arrays and lists of str."""
     values = payload.values()
     if _are_arrays(payload):
         texts = [codec.numpy_to_text(value, limits) for value in values]
@@ -310,7 +310,7 @@ def _are_arrays(payload: Mapping[str, Any]) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number, or true or false, of Python or numpy."""
+    """Return whether a value is a number or bool of Python or numpy."""
     return isinstance(value, _NUMBERS)
 
 

@@ -1,4 +1,4 @@
-"""Elements into the shape that a peer states, checked before anything is made by it; .npy files."""
+"""Shapes that peers state, checked before memory is allocated for them; .npy files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MAGIC = b"\x93NUMPY"
 MAX_DIMENSIONS = 64  # numpy's own limit
 
 MAX_EMPTY_ROWS = 2**20
-"""Most rows of an array without elements: no bytes are sent for them, and as lists each has some.
-"""
+"""Most rows of an array without elements: a peer sends no bytes for them, but as lists they need
+memory."""
 
 _LENGTH_FORMATS = {1: "<H", 2: "<I", 3: "<I"}  # of the header's length, by major version
 _MAX_HEADER_BYTES = 10_000  # numpy's own limit
@@ -50,11 +50,11 @@ def check_empty_rows(shape: Sequence[int]) -> None:
 def npy_to_array(data: bytes | memoryview) -> Array:
     """Return the array of a .npy file of a plain dtype (neither objects nor records).
 
-    It may be written to, and lies in `data` if that may be, see `own`.
+    It is writable, and uses the memory of `data` if that is writable, see `own`.
 
-    numpy's own reader allocates by the shape that the header states before it looks for the
-    data, and evaluates the header as a Python literal; this one does neither.
-    Raises ValueError when `data`, which begins with MAGIC, is anything else.
+    numpy's own reader allocates memory for the stated shape before it reads the data, and
+    evaluates the header as a Python literal; this reader does neither. `data` begin with MAGIC.
+    Raises ValueError: the file is damaged or of another dtype.
     """
     header, start = _split_header(data)
     dtype, shape, order = _parse_header(header)
@@ -105,7 +105,7 @@ def _parse_header(
     return dtype, tuple(sizes), "F" if fortran_order[1] == b"True" else "C"
 
 
-_REST = -1  # of a dimension: what the elements leave for it, as numpy has it
+_REST = -1  # of a dimension: derived from the number of elements, as in numpy
 
 ShapedTensor = pipeline_service_pb2.Tensor | general_model_pb2.Tensor | BlockMessage
 
@@ -159,8 +159,7 @@ def check_shape(tensor: ShapedTensor, count: int, field: str) -> None:
 
 
 def block_dims(skeleton: bytes) -> tuple[int, ...] | None:
-    """Return the shape of nested lists from their brackets and commas; None: their lengths are
-    uneven."""
+    """Return the shape of nested lists from brackets and commas; None if lengths differ."""
     depth = len(skeleton) - len(skeleton.lstrip(b"["))
     if not 0 < depth <= MAX_DIMENSIONS:
         return None
@@ -172,7 +171,7 @@ def block_dims(skeleton: bytes) -> tuple[int, ...] | None:
         if left or count < 1:
             return None
         dims.insert(0, count)
-        if math.prod(dims) > len(skeleton):  # or it would be built, however big
+        if math.prod(dims) > len(skeleton):  # otherwise numpy would build it, of any size
             return None
         breathe()
         block = b"[" + ((block + b",") * count)[:-1] + b"]"
@@ -184,7 +183,7 @@ def block_dims(skeleton: bytes) -> tuple[int, ...] | None:
 def refuse_misplaced(tensor: ShapedTensor, field: str) -> None:
     """Raise ValueError for a tensor without data in `field` that has data in another field.
 
-    A peer that forgets elem_type says 0, INT64, and would get an empty array unnoticed.
+    A peer that omits elem_type sends 0 (INT64), and would otherwise get an empty array.
     """
     for descriptor, value in tensor.ListFields():
         if descriptor.name.endswith(("data", "_content")):

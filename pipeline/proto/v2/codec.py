@@ -1,7 +1,6 @@
 """The v2 inference protocol's requests, responses and tensors: numpy to messages and back.
 
-Tensors are written raw and read in both forms. The arrays' own bytes are those of
-`inference_v2_raw`, whose names are here too.
+Tensors are written raw and read in both forms. `proto.v2.raw` converts the bytes of arrays.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ _CONTENTS: dict[str, tuple[str, np.dtype[Any]]] = {
     "BYTES": ("bytes_contents", BYTES),
 }
 _CONTENTS_OF = {field: datatype_of(wide) for field, wide in _CONTENTS.values()}
-"""What data in a field of InferTensorContents says of itself, where it is the wrong field."""
+"""The datatype of each field of InferTensorContents, for errors about the wrong field."""
 _PARAMETER_FIELDS = {
     "sequence_id": ("int64_param", "string_param"),
     "sequence_start": ("bool_param",),
@@ -84,9 +83,9 @@ _PARAMETER_FIELDS = {
     "priority": ("int64_param", "uint64_param"),
     "timeout": ("int64_param",),
 }
-"""The fields of InferParameter that may hold a request's parameters of the protocol's own."""
+"""The fields of InferParameter for the protocol's own parameters of a request."""
 REGION = "shared_memory_region"
-"""The parameter of a tensor that names the shared memory of its data."""
+"""The parameter of a tensor that names the shared memory region of its data."""
 
 _OFFSET, _SIZE = "shared_memory_offset", "shared_memory_byte_size"
 _ANY_FIELD = ("int64_param", "bool_param", "string_param")  # as Triton lists them
@@ -116,7 +115,7 @@ class StoredOutput(msgspec.Struct, frozen=True):
 
 
 class RequestedOutput(msgspec.Struct, frozen=True):
-    """An output that a request asks for, and how it wants it. `place`: where it is to be put."""
+    """An output that a request asks for, and its form. `place` is its place in shared memory."""
 
     name: str
     parameters: Parameters = {}
@@ -126,8 +125,8 @@ class RequestedOutput(msgspec.Struct, frozen=True):
 class InferRequest(msgspec.Struct, frozen=True):
     """Request for a model; BYTES inputs are object arrays of `bytes`.
 
-    `model_version` is "" where the choice is the server's. No `outputs` means all of them. `shared`
-    are inputs that are still to be read. `wants_binary`: outputs in JSON that do not say otherwise.
+    `model_version` is "" if the server chooses. No `outputs` means all outputs. `shared` are inputs
+    that are not read yet. `wants_binary` is the default form of outputs over HTTP.
     """
 
     model_name: str
@@ -141,12 +140,12 @@ class InferRequest(msgspec.Struct, frozen=True):
 
     @property
     def places(self) -> dict[str, SharedPlace]:
-        """Return the places in shared memory that outputs are to be put in, by name."""
+        """Return the places in shared memory for outputs, by output name."""
         return {output.name: output.place for output in self.outputs if output.place is not None}
 
     @property
     def regions(self) -> set[str]:
-        """Return the shared memory that something is in, or is to be put in."""
+        """Return the names of the regions of shared memory that the request uses."""
         places = [*(tensor.place for tensor in self.shared.values()), *self.places.values()]
         return {place.region for place in places}
 
@@ -154,7 +153,7 @@ class InferRequest(msgspec.Struct, frozen=True):
 class InferResponse(msgspec.Struct, frozen=True):
     """Answer of a model, its outputs in the order in which they are written.
 
-    `error`: in their place, of one answer of several.
+    `error` replaces the outputs of one answer in a stream.
     """
 
     model_name: str
@@ -172,13 +171,12 @@ class InferResponse(msgspec.Struct, frozen=True):
 def request_from_message(
     message: ModelInferRequest | BlockMessage, limits: Limits | None = None, stays: bool = False
 ) -> InferRequest:
-    """Return the request that came as a message; its arrays can be written to.
+    """Return the request in a message; its arrays are writable.
 
-    If they may, aligned ones are not copied.
+    If `stays`, aligned arrays are not copied.
 
-    Raises PackageError, with the name of the tensor or parameter, for a request that breaks the
-    protocol and for one that needs an extension which is not served; TooLargeError for more text
-    than `limits` lets pass.
+    Raises PackageError, with the name of the tensor or parameter, for a request that violates the
+    protocol or needs an unsupported extension; TooLargeError for more text than `limits` allow.
     """
     refuse_twice([tensor.name for tensor in message.inputs], message.id)
     shared = _shared_inputs(message.inputs)
@@ -198,7 +196,7 @@ def request_from_message(
 
 
 def _shared_inputs(tensors: Iterable[InferTensor]) -> dict[str, SharedInput]:
-    """Return those of a request's tensors whose data are in shared memory."""
+    """Return the inputs whose data are in shared memory."""
     inputs = {}
     for tensor in tensors:
         if REGION in tensor.parameters:
@@ -225,7 +223,7 @@ def _inputs_of(
                 )
     model_and_id = (message.model_name, message.id)
     tensors: Sequence[InferTensor] = message.inputs
-    if shared:  # nothing of them is in the message
+    if shared:  # their data are not in the message
         tensors = [tensor for tensor in tensors if tensor.name not in shared]
     return tensors_to_arrays(tensors, raw, model_and_id, limits, stays)
 
@@ -240,7 +238,7 @@ def read_message(message: bytes, limits: Limits) -> InferRequest:
 
 
 def read_large_message(messages: list[Piece], limits: Limits) -> InferRequest:
-    """Return the request in the only one of `messages`, which is taken out. Raises PackageError."""
+    """Remove the only item of `messages` and return its request. Raises PackageError."""
     try:
         return large_request_from_message(messages.pop(), limits)
     except DecodeError as error:
@@ -248,9 +246,9 @@ def read_large_message(messages: list[Piece], limits: Limits) -> InferRequest:
 
 
 def large_request_from_message(message: Piece, limits: Limits) -> InferRequest:
-    """Read a request that is too large to be copied first; in a view its arrays stay.
+    """Read a request that is too large to be copied; arrays of a view are not copied.
 
-    Raises DecodeError besides: it is no ModelInferRequest.
+    Also raises DecodeError: it is not a ModelInferRequest.
     """
     parsed = hollow(message, ModelInferRequest, _REQUEST_SHAPE, limits)
     return request_from_message(parsed, limits, stays=type(message) is memoryview)
@@ -259,8 +257,8 @@ def large_request_from_message(message: Piece, limits: Limits) -> InferRequest:
 def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
     """Return a ModelInferResponse as protobuf writes it, its tensors raw, in pieces.
 
-    Raises PayloadTypeError, with the name of the tensor or parameter, for what the protocol
-    cannot carry.
+    Raises PayloadTypeError, with the name of the tensor or parameter, for a value that the
+    protocol cannot carry.
     """
     head = ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
@@ -279,7 +277,7 @@ def response_pieces(response: InferResponse) -> list[bytes | memoryview]:
 
 
 def requested_output(name: str, parameters: Parameters) -> RequestedOutput:
-    """Return an output that is asked for. Raises PackageError: not as it says."""
+    """Return a requested output. Raises PackageError: its parameters contradict each other."""
     place = shared_place(f"tensor '{name}'", parameters)
     if place is not None and "classification" in parameters:
         text = "output can't set both 'shared_memory_region' and 'classification'"
@@ -288,7 +286,7 @@ def requested_output(name: str, parameters: Parameters) -> RequestedOutput:
 
 
 def shared_place(what: str, parameters: Mapping[str, Any]) -> SharedPlace | None:
-    """Return the place that the parameters of `what` name; None: they name none.
+    """Return the place in shared memory that parameters name, or None; `what` is for errors.
 
     Raises PackageError, in Triton's words.
     """
@@ -314,7 +312,7 @@ def shared_place(what: str, parameters: Mapping[str, Any]) -> SharedPlace | None
 
 
 def refuse_twice(inputs: Iterable[str], request_id: str) -> None:
-    """Raise PackageError if the name of an input is there twice."""
+    """Raise PackageError if two inputs have one name."""
     seen: set[str] = set()
     for name in inputs:
         if name in seen:
@@ -327,7 +325,7 @@ def refuse_twice(inputs: Iterable[str], request_id: str) -> None:
 def _from_parameters(
     parameters: Mapping[str, InferParameter], fields: Mapping[str, tuple[str, ...]] = {}
 ) -> Parameters:
-    """Read parameters; those named in `fields` may only be in a field that stands there."""
+    """Read parameters; `fields` has the allowed fields of some of them, by name."""
     values: Parameters = {}
     for name, parameter in parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
@@ -358,7 +356,11 @@ def set_parameter(parameter: InferParameter, name: str, value: bool | int | floa
             parameter.double_param = value
         else:
             parameter.string_param = value
-    except (TypeError, ValueError, UnicodeError) as error:  # a type, a size, a lone surrogate
+    except (
+        TypeError,
+        ValueError,
+        UnicodeError,
+    ) as error:  # wrong type, out of range, lone surrogate
         raise PayloadTypeError(f"parameter {name!r} of a response: {error}") from None
 
 
@@ -374,7 +376,7 @@ def add_tensor(
 ) -> None:
     """Append an array to the `inputs` and raw contents of a request, or `outputs` of a response.
 
-    Raises PayloadTypeError, with the tensor's name, for what the protocol cannot carry.
+    Raises PayloadTypeError, with the tensor's name, for a value that the protocol cannot carry.
     """
     try:
         raw = raw_of(array)
@@ -391,12 +393,12 @@ def tensors_to_arrays(
     limits: Limits | None = None,
     stays: bool = False,
 ) -> dict[str, Array]:
-    """Return the arrays of all tensors of a request or response, by name; they can be written to.
+    """Return the writable arrays of all tensors of a request or response by name.
 
-    Those that are raw are copies, unless they may have the memory that came (`stays`).
-    Raises PackageError, with the tensor's name and the numbers, for an unknown datatype, for
-    data that does not fit the shape, and where only some of the tensors are raw. With `asked`,
-    the model and the id of a request, it says what Triton says, as far as that has words for it.
+    Raw tensors are copied unless `stays` allows the use of the received memory.
+    Raises PackageError, with the tensor's name and the numbers, for an unknown datatype, for data
+    that do not fit the shape, and if only some tensors are raw. With the model and the id of a
+    request, it has Triton's text where Triton has one.
     """
     if raw_contents and len(raw_contents) != len(tensors):
         raise PackageError(f"{len(tensors)} tensors, but {len(raw_contents)} raw contents")
@@ -465,7 +467,7 @@ def contents_to_array(
 def _parts(
     contents: InferTensorContents | BlockMessage, field: str, wide: np.dtype[Any]
 ) -> tuple[int, Iterable[Any]]:
-    """Return how many elements a field has, and these in slices."""
+    """Return the number of a field's elements, and slices of them."""
     if not isinstance(contents, BlockMessage) or contents.views(field) is None:
         elements = getattr(contents, field)
         return len(elements), sliced(elements)
@@ -478,9 +480,9 @@ def _parts(
 def _wrong_contents(
     datatype: str, shape: list[int], field: str, filled: list[str], came: int
 ) -> UnfilledError:
-    """Return the error of contents whose `field`, that of the datatype, does not fill the shape.
+    """Return the error of contents that do not fill the shape, or fill other fields.
 
-    Or others are also `filled`.
+    `field` is the field of the datatype; `filled` are the fields with data.
     """
     size = size_of(shape)
     what = f"{datatype} of shape {shape}"

@@ -13,9 +13,9 @@ _SIXTY_FOUR_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT6
 
 
 def as_json(config: ModelConfig) -> dict[str, Any]:
-    """Return a configuration for JSON: what is not set is there too, 64-bit numbers are numbers.
+    """Return a configuration for JSON, with unset fields, and with 64-bit integers as numbers.
 
-    A message within that was not given is left out, as Triton leaves it out.
+    As in Triton, nested messages that were not given are left out.
     """
     result: dict[str, Any] = json_format.MessageToDict(
         config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
@@ -25,7 +25,7 @@ def as_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _unquote(message: dict[str, Any], descriptor: Any) -> None:
-    """Turn the texts that protobuf makes of 64-bit numbers into numbers, at any depth."""
+    """Convert 64-bit integers from protobuf's texts to numbers, at any depth."""
     for name, value in message.items():
         field = descriptor.fields_by_name[name]
         if field.cpp_type in _SIXTY_FOUR_BITS:

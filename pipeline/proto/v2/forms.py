@@ -36,28 +36,28 @@ from pipeline.proto.v2.raw import (
 )
 
 _BOOL = np.dtype(np.bool_)
-_IDS = (b'{"id":"', b'{"id": "')  # as Triton's clients, and Python's json, begin
-_PLAIN_ID = re.compile(rb"[ !#-\[\]-~]*")  # characters that stand for themselves
+_IDS = (b'{"id":"', b'{"id": "')  # as Triton's clients and Python's json write it
+_PLAIN_ID = re.compile(rb"[ !#-\[\]-~]*")  # characters without escapes
 _DATA = b'"data":'
 _MOST_INPUTS = 16
-_MOST_FORMS = 256  # that are known
-_MOST_KEY_BYTES = 2048  # of the key of one
+_MOST_FORMS = 256  # that are remembered
+_MOST_KEY_BYTES = 2048  # of a form's key
 _MOST_SEEN = 1024
-_MOST_LAYOUTS = 16  # of the answers to requests of one form
-_STAYS = 2**14  # bytes of an output that are not copied behind the JSON
-_MARK = b"\0"  # stands in no JSON
+_MOST_LAYOUTS = 16  # forms of answers to requests of one form
+_STAYS = 2**14  # an output of this many bytes is not copied
+_MARK = b"\0"  # never occurs in JSON
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 class UnknownFormError(Exception):
-    """A request that forms are not for: the usual ways find out what it is."""
+    """The request has no form; the general reader has to read it."""
 
 
 class Cut(NamedTuple):
-    """A body's JSON, cut at what differs: `key` is the rest, the texts of the lists are `lists`.
+    """A body's JSON without the parts that differ: `key` is the rest, `lists` are the lists' texts.
 
-    `id` is None where it does not begin with one: then it stands in the `key`, if there is any.
-    Behind the JSON, at `end`, `body` has what is binary.
+    `id` is None if the JSON does not begin with an id, which then is a part of `key`. `body` has
+    the binary data from `end` on.
     """
 
     key: bytes
@@ -68,10 +68,10 @@ class Cut(NamedTuple):
 
 
 def cut_json(body: bytes, length: int | None) -> Cut | None:
-    """Cut a request whose JSON has this length, None: all of it.
+    """Cut a request; `length` is that of its JSON, None if the whole body is JSON.
 
-    None: its id is not plain, or a list is not. The cut is a guess that `InputsForm.of` proves,
-    once for each key. A body of only JSON is also cut at the data.
+    Returns None if the id or a list is not plain. The cut is a guess that `InputsForm.of` verifies
+    once for each key. Lists of data are cut only if the whole body is JSON.
     """
     name, text = None, body if length is None else body[:length]
     end = len(text)
@@ -83,7 +83,7 @@ def cut_json(body: bytes, length: int | None) -> Cut | None:
             plain = text[len(start) : stop]
             if stop < 0 or _PLAIN_ID.fullmatch(plain) is None:
                 return None
-            # No whole JSON begins with the quote that is left.
+            # No JSON object begins with the quote that remains.
             name, text = plain.decode("ascii"), text[stop:]
             break
     if length is not None:
@@ -95,7 +95,7 @@ def cut_json(body: bytes, length: int | None) -> Cut | None:
 def _cut_lists(text: bytes) -> tuple[bytes, Sequence[bytes]] | None:
     """Return the rest, and the texts of the lists of data.
 
-    None for data that are not a flat list without text.
+    None if data are not a flat list of numbers.
     """
     pieces: list[bytes] = []
     lists: list[bytes] = []
@@ -114,7 +114,7 @@ def _cut_lists(text: bytes) -> tuple[bytes, Sequence[bytes]] | None:
 
 
 Parts = tuple[Any, ...]
-"""Data of a request that goes together with others: of each tensor numbers, or their bytes."""
+"""Data of a request that is joined with others: numbers or bytes for each tensor."""
 
 
 class InputForm(NamedTuple):
@@ -126,13 +126,13 @@ class InputForm(NamedTuple):
 
     @classmethod
     def of(cls, name: str, datatype: str, array: Array) -> InputForm:
-        """Return the input that `array` was read of."""
+        """Return the form of the input with this array."""
         return cls(name, datatype, known_dtype(datatype), array.shape, array.size)
 
     def read(self, body: bytes, start: int, end: int, limits: Limits) -> Array:
-        """Return the array of the bytes from `start` to `end`; it can be written to.
+        """Return the bytes from `start` to `end` as a writable array.
 
-        Raises ValueError or PackageError for bytes that are not such an array.
+        Raises ValueError or PackageError: they are not such an array.
         """
         dtype, size, shape = self.dtype, self.size, self.shape
         if dtype is BYTES or dtype is _BOOL:
@@ -143,19 +143,19 @@ class InputForm(NamedTuple):
         return flat if len(shape) == 1 else flat.reshape(shape)
 
     def listed(self, text: bytes) -> list[Any] | None:
-        """Return the numbers of a list of floats. ValueError: it is no JSON; None: others."""
+        """Return a list's plain floats; None for others. Raises ValueError: not JSON."""
         data: list[Any] = orjson.loads(text)
         return data if self.dtype.kind == "f" and are_plain_floats(data, self.size) else None
 
     def raw(self, body: bytes, start: int, end: int) -> bytes | None:
-        """Return the bytes from `start` to `end`, if they are so many numbers."""
+        """Return the bytes from `start` to `end`; None if their number is wrong."""
         dtype = self.dtype
         if dtype is BYTES or dtype is _BOOL or end - start != self.size * dtype.itemsize:
             return None
         return body[start:end]
 
     def joined(self, parts: Sequence[Any]) -> Array:
-        """Return the array of several requests, one behind the other, each `listed` or `raw`."""
+        """Return one array of several requests' parts, each from `listed` or `raw`."""
         if type(parts[0]) is bytes:
             flat = np.frombuffer(bytearray().join(parts), self.dtype)
         else:
@@ -164,7 +164,7 @@ class InputForm(NamedTuple):
 
 
 def joined(tensors: Sequence[InputForm], parts: Sequence[Parts]) -> dict[str, Array]:
-    """Return the arrays of several requests, one behind the other."""
+    """Return the joined arrays of several requests."""
     columns = zip(tensors, zip(*parts, strict=True), strict=True)
     return {tensor.name: tensor.joined(column) for tensor, column in columns}
 
@@ -172,7 +172,7 @@ def joined(tensors: Sequence[InputForm], parts: Sequence[Parts]) -> dict[str, Ar
 class InputsForm(msgspec.Struct, frozen=True):
     """Inputs of requests of one form.
 
-    `ends`: where the bytes of each end, after the JSON; () for data that are lists in it.
+    `ends` are the ends of each input's bytes after the JSON; () if the data are lists in it.
     """
 
     tensors: tuple[InputForm, ...]
@@ -180,7 +180,7 @@ class InputsForm(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, cut: Cut, request: InferRequest) -> InputsForm | None:
-        """Return the form of `request`, whose JSON was cut; None: it has no known form."""
+        """Return the form of `request`, whose JSON was cut; None if it has no form."""
         if not request.inputs or sys.byteorder != "little":
             return None
         fields = _probed(cut)
@@ -201,7 +201,7 @@ class InputsForm(msgspec.Struct, frozen=True):
 
     @property
     def stay(self) -> bool:
-        """Return whether all data can stay in a view whose JSON ends at an aligned byte."""
+        """Return whether no data need a copy if the JSON ends at an aligned byte."""
         starts = (0, *self.ends[:-1])
         return bool(self.ends) and all(
             tensor.dtype.kind not in "Ob"
@@ -211,9 +211,9 @@ class InputsForm(msgspec.Struct, frozen=True):
         )
 
     def on(self, view: memoryview) -> dict[str, Array] | None:
-        """Return arrays on the memory of the bytes after the JSON; None: there are fewer.
+        """Return arrays on the memory of the bytes after the JSON; None if there are too few.
 
-        The form's data can `stay`.
+        Only for a form whose data can `stay`.
         """
         if len(view) != self.ends[-1]:
             return None
@@ -224,7 +224,7 @@ class InputsForm(msgspec.Struct, frozen=True):
         }
 
     def parts(self, cut: Cut) -> Parts | None:
-        """Return the data of a body, unread, for `joined`; None: `read` takes them."""
+        """Return the unread data of a body for `joined`; None if `read` has to read them."""
         try:
             if not self.ends:
                 parts: Parts = tuple(map(InputForm.listed, self.tensors, cut.lists))
@@ -239,9 +239,9 @@ class InputsForm(msgspec.Struct, frozen=True):
         return None if None in parts else parts
 
     def read(self, cut: Cut, limits: Limits) -> dict[str, Array] | None:
-        """Return the arrays of a body; they can be written to.
+        """Return the writable arrays of a body.
 
-        None for data that are wrong: `read_request` says what is.
+        None for wrong data: `read_request` reports the error.
         """
         tensors, ends = self.tensors, self.ends
         try:
@@ -270,9 +270,9 @@ def _of_list(tensor: InputForm, text: bytes, limits: Limits) -> Array:
 
 
 def _probed(cut: Cut) -> dict[str, Any] | None:
-    """Return the JSON with another id and other lists, [0], [1] and so on, in the places cut.
+    """Return the JSON with another id, and with [0], [1] and so on in place of the lists.
 
-    None: the cut is wrong. As no JSON list begins another one, no list ends elsewhere.
+    None: the cut is wrong. No JSON list is a prefix of another one, so each cut list is whole.
     """
     key = cut.key
     for index, data in enumerate(cut.lists):
@@ -286,7 +286,7 @@ def _probed(cut: Cut) -> dict[str, Any] | None:
         fields = orjson.loads(key)
     except orjson.JSONDecodeError:
         return None
-    if cut.id is not None and fields["id"] != probe:  # it is there twice
+    if cut.id is not None and fields["id"] != probe:  # the id occurs twice
         return None
     return dict(fields)
 
@@ -299,14 +299,14 @@ def _is_list(text: bytes) -> bool:
 
 
 Written = tuple[bytes, int | None, tuple[Any, ...]]
-"""(body of an answer, Inference-Header-Content-Length if it needs one, pieces that follow the body
-and are where the answer's arrays are)"""
+"""(body of an answer, Inference-Header-Content-Length if it needs one, pieces that follow the body:
+views of the answer's arrays)"""
 
 
 class OutputsForm(msgspec.Struct, frozen=True):
     """Outputs of answers of one form: numbers of these dtypes and shapes, with the same parameters.
 
-    `pieces`: the JSON around the lists of the outputs that are not in `binary`, by their places.
+    `pieces` are the JSON around the lists of the outputs that are not in `binary`.
     """
 
     pieces: tuple[bytes, ...]
@@ -314,7 +314,7 @@ class OutputsForm(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, response: InferResponse, binary: Collection[str]) -> OutputsForm | None:
-        """Return the form of an answer; None: it has no known form."""
+        """Return the form of an answer; None if it has no form."""
         if not response.outputs:
             return None
         outputs = []
@@ -333,9 +333,9 @@ class OutputsForm(msgspec.Struct, frozen=True):
         return cls(tuple(text.split(_MARK)), tuple(name in binary for name in response.outputs))
 
     def write(self, request_id: str, values: Sequence[Any]) -> Written | None:
-        """Return an answer, of arrays or of numpy's numbers.
+        """Return an answer made of arrays or numpy numbers.
 
-        None for numbers that JSON lacks, and for what is large and in no order to be sent.
+        None for numbers that JSON lacks, and for a large array that is not contiguous.
         """
         pieces = iter(self.pieces)
         first = next(pieces)
@@ -358,17 +358,17 @@ class OutputsForm(msgspec.Struct, frozen=True):
         return b"".join((*parts, *tail)), length, ()
 
     def _write_large(self, request_id: str, values: Sequence[Any]) -> Written | None:
-        """Return an answer whose arrays stay where they are, behind the JSON and what is in it."""
+        """Return an answer with its large arrays as views, after the JSON and the small arrays."""
         pairs = list(zip(values, self.binary, strict=True))
         tail = [value for value, is_binary in pairs if is_binary]
         if not all(value.flags.c_contiguous for value in tail):
-            return None  # it has to be copied, and not here
+            return None  # it needs a copy, which is too slow here
         values = [np.zeros(0, value.dtype) if binary else value for value, binary in pairs]
         written = self.write(request_id, values)
         return written and (written[0], written[1], tuple(map(raw_view, tail)))
 
     def write_each(self, ids: Sequence[str], stacks: Sequence[Any]) -> list[Written] | None:
-        """Return what `write` does of each answer, of the arrays of all, one behind the other."""
+        """Return what `write` returns for each answer; `stacks` are their joined arrays."""
         if any(self.binary):
             rows = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
             written = [self.write(name, values) for name, values in zip(ids, rows, strict=True)]
@@ -391,12 +391,12 @@ class FormCodec(NamedTuple):
     """Readers of the requests of one protocol.
 
     Args:
-        cut: cuts a body at what differs; the cut has a `key` and an `id`. None: it cannot be cut.
-            Raises UnknownFormError.
+        cut: cuts a body at the parts that differ; a cut has a `key` and an `id`. Returns None if
+            it cannot cut the body. Raises UnknownFormError.
         read: returns a request of any form. Raises PackageError.
-        inputs_of: returns the form of a request's inputs, whose `read` takes a cut.
-        outputs_of: returns the form of an answer, whose `write` writes one and `write_each` many.
-            Both return None where they know none.
+        inputs_of: returns the form of a request's inputs, whose `read` takes a cut; or None.
+        outputs_of: returns the form of an answer, whose `write` writes one answer and `write_each`
+            several; or None.
     """
 
     cut: Callable[[bytes, int | None], Any]
@@ -406,8 +406,8 @@ class FormCodec(NamedTuple):
 
 
 def json_codec(name: str, version: str, limits: Limits) -> FormCodec:
-    """Return the codec of what is posted to a model; its version may be ""."""
-    before = behind = key = b""  # of the last body without an id that had one list
+    """Return the codec of requests to a model over HTTP; `version` may be ""."""
+    before = behind = key = b""  # of the last body with one list and no id
 
     def cut(body: bytes, length: int | None) -> Cut | None:
         nonlocal before, behind, key
@@ -437,14 +437,14 @@ _Form = TypeVar("_Form")
 
 
 class FormMemory(Generic[_Form]):
-    """The forms that came last, by the keys of their cuts."""
+    """The most recent forms, by the keys of their cuts."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, _Form] = {}
         self._seen: set[int] = set()
 
     def is_seen(self, key: bytes) -> bool:
-        """Return whether this has come before, so that it is worth being known."""
+        """Return whether this key has come before, so that its form is worth remembering."""
         if len(key) > _MOST_KEY_BYTES:
             return False
         if hash(key) in self._seen:
@@ -462,10 +462,10 @@ class FormMemory(Generic[_Form]):
 
 
 class AnswerForms:
-    """The answers to requests of one form, by the dtypes and shapes of their arrays.
+    """The forms of answers to requests of one form, by the dtypes and shapes of the arrays.
 
     Args:
-        names: of the outputs; (): all.
+        names: names of the outputs; () means all.
         form_of: `outputs_of` of a FormCodec.
     """
 
@@ -477,7 +477,7 @@ class AnswerForms:
         self._known: dict[Any, Any] = {}
 
     def write(self, payload: Mapping[str, Any], request_id: str) -> Any:
-        """Return what the form of an answer writes; None: none was learnt that has such arrays."""
+        """Return an answer in its learnt form; None if no form with such arrays was learnt."""
         if not self._known:
             return None
         names = self._names or tuple(payload)
@@ -486,7 +486,7 @@ class AnswerForms:
         return None if form is None or layout is None else form.write(request_id, layout[0])
 
     def write_each(self, stack: Mapping[str, Any], ids: Sequence[str]) -> Sequence[Any] | None:
-        """Return what `write` does of so many answers, whose arrays stand one behind the other."""
+        """Return what `write` returns for each answer; `stack` has their joined arrays."""
         names = self._names or tuple(stack)
         layout = _layout(stack, names) if self._known else None
         if layout is None or any(value.shape[0] % len(ids) for value in layout[0]):
@@ -500,7 +500,7 @@ class AnswerForms:
     def learn(
         self, payload: Mapping[Any, Any], response: InferResponse, binary: Collection[str]
     ) -> None:
-        """Remember how a response looks, if it shows the very arrays of its payload."""
+        """Remember the form of a response, if it has exactly the arrays of its payload."""
         names = self._names or tuple(payload)
         if tuple(response.outputs) != names:
             return
@@ -520,7 +520,7 @@ class AnswerForms:
 def _layout(values: Mapping[str, Any], names: Sequence[str]) -> tuple[list[Any], Any] | None:
     """Return the values of these names, and the key of their form.
 
-    None: one is not there, or neither an array nor one of numpy's numbers.
+    None if a value is missing, or is not an array or numpy number.
     """
     layout: list[Any] = []
     key: list[Any] = []

@@ -2,8 +2,8 @@
 
 A body is JSON, then the bytes of the tensors with a parameter `binary_data_size`, in their order;
 the header Inference-Header-Content-Length is the JSON's length.
-Without that header the body is JSON only; where it is 0 the body is the model's one input. Errors
-begin with Triton's words, which its suites look for; our own follow.
+Without that header the body is JSON only; with 0 it is the model's only input. Errors begin with
+Triton's words, which its test suites search for; this library's words follow.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ _ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
     "'shared_memory_region' in 'parameters'. But "
 )
-_BINARY = "binary_data_output"  # a parameter of this form alone: no model receives it
+_BINARY = "binary_data_output"  # only for the HTTP form: models do not receive it
 
 
 class RawInput(msgspec.Struct, frozen=True):
-    """An input of a model, for bodies that are nothing but its data.
+    """An input of a model, for bodies that consist of its data.
 
-    One dimension of `shape` may be -1: the data tell it. A batch stands in it as 1.
+    One dimension of `shape` may be -1: the size of the data gives it. A batch dimension is 1.
     """
 
     name: str
@@ -94,14 +94,14 @@ def read_request(
     """Return the request that was posted to a model's `infer`.
 
     Args:
-        body: all of it, inflated; a view is memory that the arrays may have.
-        header_length: Inference-Header-Content-Length; None if there is no such header.
-        model_name, model_version: of the path; the body does not name them.
-        raw_inputs: the model's inputs, for a `header_length` of 0, where it must have just one;
-            None if it does not say which it has.
+        body: the whole decompressed body; arrays may use the memory of a view.
+        header_length: Inference-Header-Content-Length; None without this header.
+        model_name, model_version: from the path; the body does not have them.
+        raw_inputs: the model's inputs, for a `header_length` of 0, which needs exactly one input;
+            None if the model does not declare them.
 
     Raises:
-        PackageError: what is wrong with the body, and where in it.
+        PackageError: the body is not valid; the text says where and why.
     """
     if header_length == 0:
         return _raw_request(body, model_name, model_version, raw_inputs)
@@ -134,9 +134,9 @@ def read_request(
 
 
 def binary_names(request: InferRequest, names: Iterable[str]) -> set[str]:
-    """Return those of the outputs `names` that the request wants as bytes after the JSON.
+    """Return the outputs that the request wants as bytes after the JSON.
 
-    Each output's own parameter `binary_data` counts, else the request's `binary_data_output`.
+    An output's parameter `binary_data` takes precedence over `binary_data_output`.
     """
     default = request.wants_binary
     requested = {
@@ -160,7 +160,7 @@ def _raw_request(
         )
     (raw_input,) = raw_inputs
     array = _raw_array(body, raw_input, name)
-    # A caller that sends no JSON wants no JSON.
+    # A caller that sends no JSON wants none back.
     return InferRequest(
         model_name=name,
         model_version=version,
@@ -197,12 +197,12 @@ def _raw_array(body: bytes | memoryview, raw_input: RawInput, model: str) -> Arr
 
 
 class _Tail:
-    """The bytes after the JSON, of which each binary tensor takes its own.
+    """The bytes after the JSON, from which each binary tensor takes its part.
 
     Args:
         is_told: whether the request says where they begin.
-        model: the name of who is asked.
-        stays: whether arrays may have this memory.
+        model: name of the model.
+        stays: whether arrays may use this memory.
     """
 
     def __init__(self, data: memoryview, is_told: bool, model: str, stays: bool) -> None:
@@ -232,8 +232,7 @@ class _Tail:
 def _inputs(
     fields: dict[str, Any], tail: _Tail, model_and_id: tuple[str, str], limits: Limits
 ) -> tuple[dict[str, Array], dict[str, SharedInput]]:
-    """Return the arrays, and what is in shared memory, by name; `asked`: model
-    and id of the request."""
+    """Return the arrays and the inputs in shared memory, by name."""
     arrays: dict[str, Array] = {}
     shared: dict[str, SharedInput] = {}
     names: list[str] = []
@@ -285,7 +284,7 @@ def _input(
     shape = _shape(tensor)
     size = parameters.get(_SIZE)
     if size is None:
-        # Of no elements, Triton's clients send no data.
+        # For an empty tensor Triton's clients send no data.
         data: Any = tensor.get("data")
         if "data" not in tensor:
             if 0 not in shape:
@@ -323,13 +322,13 @@ def write_response(
 ) -> tuple[bytes, int | None]:
     """Return the body of the answer, and the Inference-Header-Content-Length if it needs one.
 
-    Outputs named in `binary` stand as bytes after the JSON, all others as a flat list in it.
-    Floats there that are not finite are `NaN`, `Infinity` and `-Infinity`, as clients of the
-    protocol write and read them, though JSON lacks them.
+    Outputs named in `binary` follow the JSON as bytes; others are flat lists in it. Lists write
+    floats that are not finite as `NaN`, `Infinity` and `-Infinity`, which JSON lacks but clients of
+    the protocol write and read.
 
     Raises:
-        PackageError: an output has no JSON form, so that its caller must ask for binary data.
-        PayloadTypeError: an output or a parameter that the protocol cannot carry.
+        PackageError: an output has no JSON form; the caller must ask for binary data.
+        PayloadTypeError: the protocol cannot carry an output or a parameter.
     """
     outputs: list[dict[str, Any]] = []
     tail: list[bytes | memoryview] = []
@@ -372,7 +371,7 @@ def _output(
 
 
 def output_fields(name: str, array: Array, **where: Any) -> dict[str, Any]:
-    """Return an output's JSON; `where` says where its data are."""
+    """Return an output's JSON; `where` has its data, or their place."""
     return {"name": name, "datatype": datatype_of(array.dtype), "shape": array.shape, **where}
 
 
@@ -385,16 +384,16 @@ def _parsed(text: memoryview) -> Any:
     except orjson.JSONDecodeError as error:
         reason = str(error)
     data = bytes(text)
-    if b"NaN" in data or b"Infinity" in data:  # no JSON, but Python and Triton write and read them
-        with suppress(ValueError, TypeError, RecursionError):  # what orjson said of it is as true
+    if b"NaN" in data or b"Infinity" in data:  # not JSON, but Python and Triton write and read them
+        with suppress(ValueError, TypeError, RecursionError):  # orjson's error is as good
             value = json.loads(data)
-            orjson.dumps(value)  # refuses what orjson reads from nobody: surrogates, long numbers
+            orjson.dumps(value)  # refuses what orjson does not read: surrogates, long numbers
             return value
     raise PackageError(f"{_NO_JSON}: {reason}")
 
 
 def _large_fields(text: memoryview) -> dict[str, Any]:
-    """Return the members of a large request, in which the long lists of data are LongArrays."""
+    """Return the members of a large request; long lists of data are LongArrays."""
     is_marked = False
     try:
         check_utf8(text)
@@ -434,7 +433,7 @@ def _large_inputs(text: memoryview, is_marked: bool) -> Any:
 
 
 def _short(name: str, value: Any) -> Any:
-    """Return a member other than data, read at once within the limit of its size."""
+    """Return a member other than data, which has to be short enough to be read at once."""
     return value.whole(repr(name)) if isinstance(value, LongArray) else value
 
 

@@ -33,11 +33,11 @@ _TAKES: dict[str, tuple[set[type], str]] = {
     "u": ({int, float}, _WHOLE),
     "f": ({float, int}, "numbers"),
 }
-_EXACT = 2.0**53  # up to here a float is the very number that was written
+_EXACT = 2.0**53  # up to here a float is exactly the written integer
 _FLOATS = {float}
 _NUMBERS = {float, int}
 _IN_JSON = (np.dtype(np.float32), np.dtype(np.float64))
-_FEW = 256  # numbers that are quicker looked at one by one
+_FEW = 256  # so few numbers are quicker one by one
 _MOST = float(np.finfo(np.float32).max)  # the other floats are FP64, or have no JSON form
 _UNEVEN = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 _TRITONS = {  # of each kind of numbers
@@ -61,8 +61,8 @@ def data_to_array(
 ) -> Array:
     """Return the array of the elements of `data`, which is flat or nested lists.
 
-    Raises PackageError, which says what is wrong with which element; TooLargeError for more text
-    than `limits` lets pass.
+    Raises PackageError, with the wrong element and the reason; TooLargeError for more text than
+    `limits` allow.
     """
     dtype = known_dtype(datatype)
     size = size_of(shape)
@@ -86,7 +86,7 @@ def data_to_array(
 def list_to_array(
     datatype: str, shape: tuple[int, ...], size: int, data: list[Any]
 ) -> Array | None:
-    """Return the array of `size` floats; None for data that are anything else."""
+    """Return the array of `size` floats; None for other data."""
     if len(data) != size or set(map(type, data)) != _FLOATS:
         return None
     dtype = DATATYPES[datatype]
@@ -97,12 +97,12 @@ def list_to_array(
 
 
 def are_plain_floats(data: list[Any], size: int) -> bool:
-    """Return whether data are `size` numbers, few, and finite as any float that JSON has."""
+    """Return whether data are a few numbers, `size` of them, finite in each float type of JSON."""
     return len(data) == size and set(map(type, data)) <= _NUMBERS and _are_small(data)
 
 
 def _long(datatype: str, shape: Sequence[int], size: int, data: LongArray) -> Array:
-    """Return the elements of a long list; only text is ever all there as objects."""
+    """Return the array of a long list; only texts exist as objects all at once."""
     dtype = known_dtype(datatype)
     parts: list[Array] = [np.empty(0, dtype)]
     count = 0
@@ -134,7 +134,7 @@ def _miscounted(datatype: str, shape: Sequence[int], size: int, count: int) -> P
 
 
 def _flat(data: list[Any]) -> list[Any]:
-    """Return the elements of lists of lists; lists side by side have one length."""
+    """Return the elements of nested lists whose lengths agree."""
     for _ in range(MAX_DIMENSIONS):
         kinds = set(map(type, data))
         if list not in kinds:
@@ -149,7 +149,7 @@ def _flat(data: list[Any]) -> list[Any]:
 
 def _utf8(flat: list[Any], start: int = 0) -> list[bytes]:
     _check_types(flat, {str}, f"{_NO_TEXT}: BYTES takes strings", start)
-    return [element.encode() for element in flat]  # orjson reads no string without UTF-8 form
+    return [element.encode() for element in flat]  # orjson refuses strings without a UTF-8 form
 
 
 def _numbers(flat: list[Any], datatype: str, dtype: np.dtype[Any], start: int = 0) -> Array:
@@ -170,7 +170,7 @@ def _numbers(flat: list[Any], datatype: str, dtype: np.dtype[Any], start: int = 
 
 
 def _whole(flat: list[Any], datatype: str, start: int) -> list[int]:
-    """Return the elements as integers; some clients write 1 as 1.0, which is one in JSON."""
+    """Return the elements as integers; some clients write 1 as 1.0, which JSON allows."""
     if float not in set(map(type, flat)):
         return flat
     for index, element in enumerate(flat):
@@ -193,7 +193,7 @@ def _floats(flat: list[Any], datatype: str, dtype: np.dtype[Any]) -> Array:
 
 
 def _are_small(flat: list[Any]) -> bool:
-    """Return whether all of a few numbers are surely finite as FP32; NaN compares as neither."""
+    """Return whether a few numbers are surely finite as FP32; NaN fails both comparisons."""
     return 0 < len(flat) <= _FEW and min(flat) >= -_MOST and max(flat) <= _MOST
 
 
@@ -214,9 +214,9 @@ def _wrong_type(text: str, index: int, element: Any) -> str:
 def array_to_data(array: Array, limits: Limits | None = None) -> Any:
     """Return the elements as `orjson.dumps` takes them with OPT_SERIALIZE_NUMPY, flat.
 
-    Raises PackageError, which says what to ask for instead, for elements with no JSON form,
-    TooLargeError for more JSON than `limits` lets pass, and PayloadTypeError for a dtype or an
-    element that the protocol lacks.
+    Raises PackageError, with an alternative, for elements without a JSON form, TooLargeError for
+    more JSON than `limits` allow, and PayloadTypeError for a dtype or element that the protocol
+    lacks.
     """
     datatype = datatype_of(array.dtype)
     if datatype in BINARY_ONLY:
@@ -261,7 +261,7 @@ def _text(element: object) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value of parsed JSON for an error's text, short whatever its size."""
+    """Return a short text of a JSON value for an error."""
     if isinstance(value, list | dict):
         return "a list" if isinstance(value, list) else "an object"
     if isinstance(value, str):

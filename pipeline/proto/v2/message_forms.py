@@ -1,4 +1,4 @@
-"""Forms of v2 messages: see `proto.v2.forms`, of protobuf instead of JSON."""
+"""Forms of v2 messages: as `proto.v2.forms`, for protobuf instead of JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.proto.v2.raw import BYTES, Array, datatype_of, raw_view
 
 
 def _tag(message: Any, field: str) -> int:
-    """Return the byte that a field with a length begins with."""
+    """Return the tag byte of a field with a length."""
     number: int = message.DESCRIPTOR.fields_by_name[field].number
     return number << 3 | 2
 
@@ -35,15 +35,15 @@ _OTHERS = frozenset(
     _tag(ModelInferRequest, field)
     for field in ("model_name", "model_version", "parameters", "inputs", "outputs")
 )
-_STAYS = 2**14  # bytes of an output that are not copied behind the rest
+_STAYS = 2**14  # an output of this many bytes is not copied
 _ID_OF_ANSWER = ModelInferResponse.ID_FIELD_NUMBER
 _RAW_OF_ANSWER = ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER
 
 
 class MessageCut(NamedTuple):
-    """A ModelInferRequest, cut at what differs: `key` is the rest.
+    """A ModelInferRequest without the parts that differ: `key` is the rest.
 
-    `raws`: where each of its raw contents begins and ends, in `data`.
+    `raws` are start and end of each of its raw contents in `data`.
     """
 
     key: bytes
@@ -53,9 +53,9 @@ class MessageCut(NamedTuple):
 
 
 def cut_message(data: bytes, is_head: bool = False) -> MessageCut | None:
-    """Cut a request; None if it is damaged, or its raw contents do not stand at its end.
+    """Cut a request; None if it is damaged, or if its raw contents are not at its end.
 
-    `is_head`: those are not among the data.
+    `is_head`: `data` end before the raw contents.
     """
     try:
         return _cut(data, is_head)
@@ -64,9 +64,9 @@ def cut_message(data: bytes, is_head: bool = False) -> MessageCut | None:
 
 
 def raw_place(data: Piece) -> tuple[int, int]:
-    """Return where in a long request the raw contents begin, and the first one's data.
+    """Return the starts of the raw contents and of the first one's data in a long request.
 
-    (0, 0): there are no data, or too many bytes precede them to be searched at once.
+    (0, 0): there are none, or too many bytes precede them for one search.
     """
     at = 0
     try:
@@ -81,7 +81,7 @@ def raw_place(data: Piece) -> tuple[int, int]:
 
 
 def _cut(data: bytes, is_head: bool) -> MessageCut | None:
-    """Walk through the fields. Raises IndexError where the message ends in one."""
+    """Cut a message at its fields. Raises IndexError: it ends within a field."""
     at, end, id_start, id_end, request_id = 0, len(data), 0, 0, ""
     while not (is_head and at == end) and data[at] != _RAW:
         tag, start, stop = _field(data, at)
@@ -113,7 +113,7 @@ def _field(data: Piece, at: int) -> tuple[int, int, int]:
             if data[start - 1] < 0x80:
                 break
         else:
-            raise IndexError  # longer than anything here
+            raise IndexError  # longer than any field here
     return data[at], start, start + size
 
 
@@ -124,7 +124,7 @@ class MessageInputs(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, cut: MessageCut, request: InferRequest) -> MessageInputs | None:
-        """Return the form of `request`, whose message was cut; None if it is not known."""
+        """Return the form of `request`, whose message was cut; None if it has no form."""
         message = ModelInferRequest.FromString(cut.key)
         if len(message.inputs) != len(request.inputs) or sys.byteorder != "little":
             return None
@@ -137,13 +137,13 @@ class MessageInputs(msgspec.Struct, frozen=True):
 
     @property
     def stay(self) -> bool:
-        """Return whether all data can stay in a view."""
+        """Return whether no data need a copy."""
         return all(tensor.dtype.kind not in "Ob" for tensor in self.tensors)
 
     def on(self, view: memoryview) -> dict[str, Array] | None:
-        """Return arrays on the memory of the raw contents; None: it is something else.
+        """Return arrays on the memory of the raw contents; None for other contents.
 
-        Nor is a long one copied that is not aligned.
+        Also None for a long array that is not aligned, which would need a copy.
         """
         if not self.stay:
             return None
@@ -165,7 +165,7 @@ class MessageInputs(msgspec.Struct, frozen=True):
         return arrays if at == len(view) else None
 
     def parts(self, cut: MessageCut) -> Parts | None:
-        """Return the data of a message, unread, for `joined`; None: `read` takes them."""
+        """Return the unread data of a message for `joined`; None if `read` has to read them."""
         if len(cut.raws) != len(self.tensors):
             return None
         pairs = zip(self.tensors, cut.raws, strict=True)
@@ -173,9 +173,9 @@ class MessageInputs(msgspec.Struct, frozen=True):
         return None if None in parts else parts
 
     def read(self, cut: MessageCut, limits: Limits) -> dict[str, Array] | None:
-        """Return the arrays; they can be written to.
+        """Return the writable arrays.
 
-        None for data that are wrong: `request_from_message` says what is.
+        None for wrong data: `request_from_message` reports the error.
         """
         arrays: dict[str, Array] = {}
         try:
@@ -189,8 +189,8 @@ class MessageInputs(msgspec.Struct, frozen=True):
 class MessageOutputs(msgspec.Struct, frozen=True):
     """Outputs of answers of one form: numbers of these dtypes and shapes, with the same parameters.
 
-    `before`, `behind`: the fields before the id, and those behind it up to the raw contents;
-    `heads`: of each of these.
+    `before` are the fields before the id, `behind` those between it and the raw contents, and
+    `heads` the head of each raw content.
     """
 
     before: bytes
@@ -200,7 +200,7 @@ class MessageOutputs(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, response: InferResponse, binary: Collection[str] = ()) -> MessageOutputs | None:
-        """Return the form of an answer; None if its form is unknown. All are raw."""
+        """Return the form of an answer; None if it has no form. All outputs are raw."""
         if not response.outputs:
             return None
         message, heads = ModelInferResponse(), []
@@ -219,10 +219,10 @@ class MessageOutputs(msgspec.Struct, frozen=True):
         return cls(before.SerializeToString(), message.SerializeToString(), tuple(heads), is_long)
 
     def write(self, request_id: str, values: Sequence[Any]) -> bytes | list[Piece] | None:
-        """Return the message of an answer, of arrays or of numpy's numbers.
+        """Return the message of an answer made of arrays or numpy numbers.
 
-        A long one is a list of pieces, of which those of arrays are where these are. None for what
-        is large and in no order to be sent.
+        A long one is a list of pieces with views of the arrays. None for a large array that is not
+        contiguous.
         """
         parts: list[Piece] = [self.before]
         if request_id:
@@ -232,14 +232,14 @@ class MessageOutputs(msgspec.Struct, frozen=True):
         for head, value in zip(self.heads, values, strict=True):
             if self.is_long and value.nbytes >= _STAYS:
                 if not value.flags.c_contiguous:
-                    return None  # it has to be copied, and not here
+                    return None  # it needs a copy, which is too slow here
                 parts += (head, raw_view(value))
             else:
                 parts += (head, value.tobytes())
         return parts if self.is_long else b"".join(parts)
 
     def write_each(self, ids: Sequence[str], stacks: Sequence[Any]) -> list[bytes] | None:
-        """Return what `write` does of each answer, of the arrays of all, one behind the other."""
+        """Return what `write` returns for each answer; `stacks` are their joined arrays."""
         rows = zip(*(stack.reshape(len(ids), -1) for stack in stacks), strict=True)
         written: list[bytes] = []
         for pieces in map(self.write, ids, rows):
@@ -250,7 +250,7 @@ class MessageOutputs(msgspec.Struct, frozen=True):
 
 
 def message_codec(limits: Limits) -> FormCodec:
-    """Return the codec of ModelInferRequests; forms are for messages with raw tensors."""
+    """Return the codec of ModelInferRequests; only messages with raw tensors have forms."""
 
     def cut(body: bytes, length: int | None) -> MessageCut:
         message = cut_message(body, is_head=length is not None)

@@ -1,7 +1,6 @@
 """Arrays of the v2 inference protocol as bytes: its datatypes, and the raw form of a tensor.
 
-Nothing is allocated by a size that a peer states before it is compared with the data that did
-arrive.
+A size that a peer states is compared with the received data before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pipeline.proto.slices import SLICE, Limits, breathe, joined, sliced
 Array = npt.NDArray[Any]
 
 BYTES = np.dtype(object)
-"""The dtype of arrays of BYTES."""
+"""The dtype of BYTES arrays."""
 
 DATATYPES: MappingProxyType[str, np.dtype[Any]] = MappingProxyType(
     {
@@ -47,10 +46,10 @@ DATATYPES: MappingProxyType[str, np.dtype[Any]] = MappingProxyType(
 """The protocol's datatypes; BYTES elements are objects: `bytes` of any length."""
 
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
-_LENGTH = struct.Struct("<I")  # of one element, before it, in the raw form of BYTES
+_LENGTH = struct.Struct("<I")  # the length before each BYTES element in raw form
 _MAX_LENGTH = 2**32 - 1
 _NUMBERS = (np.ndarray, np.generic, int, float)
-_FEW = 64  # elements that are quicker read one by one
+_FEW = 64  # so few elements are quicker one by one
 
 
 # --- numpy to wire --------------------------------------------------------------------------
@@ -72,15 +71,15 @@ def datatype_of(dtype: np.dtype[Any]) -> str:
 
 
 def array_to_raw(array: Array) -> bytes:
-    """Return the elements as they stand in `raw_input_contents` and `raw_output_contents`.
+    """Return the elements in the form of `raw_input_contents` and `raw_output_contents`.
 
-    Elements of text are `str`, written as UTF-8, or `bytes`. Raises PayloadTypeError for others.
+    Elements of BYTES are `str`, written as UTF-8, or `bytes`. Raises PayloadTypeError for others.
     """
     return joined((raw_view(array),))
 
 
 def raw_view(array: Array) -> bytes | memoryview:
-    """Return the bytes of `array_to_raw`, of numbers without a copy."""
+    """Return the bytes of `array_to_raw`; numbers are not copied."""
     if datatype_of(array.dtype) != "BYTES":
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         return little.reshape(-1).view(np.uint8).data
@@ -108,9 +107,8 @@ class UnfilledError(PackageError):
     """Data do not fill their shape.
 
     Args:
-        text: says so of any tensor.
-        told: says so of a model's input, as callers know it from Triton; the names of input and
-            model stand in the place of `{}`.
+        text: the text for any tensor.
+        pattern: Triton's text for a model's input; `{}` stands for the names of input and model.
     """
 
     def __init__(self, text: str, pattern: str) -> None:
@@ -118,13 +116,13 @@ class UnfilledError(PackageError):
         self._told = pattern
 
     def of_input(self, name: str, model: str, request_id: str) -> PackageError:
-        """Return the same, of an input of a request."""
+        """Return the error for an input of a request, with Triton's text."""
         text = self._told.replace("{}", f"'{name}' for model '{model}'", 1)
         return PackageError(f"{about_request(request_id)}{text}")
 
 
 def size_mismatch(what: str, expected: int, came: int) -> UnfilledError:
-    """Return the error of a tensor, named `what`, of whose `expected` bytes `came` arrived."""
+    """Return the error of a tensor with `came` bytes instead of `expected`."""
     return UnfilledError(
         f"{what} takes {expected} bytes, but {came} came",
         f"input byte size mismatch for input {{}}. Expected {expected}, got {came}: it is {what}",
@@ -132,7 +130,7 @@ def size_mismatch(what: str, expected: int, came: int) -> UnfilledError:
 
 
 def count_mismatch(expected: int, came: int) -> UnfilledError:
-    """Return the error of BYTES of which more or fewer elements came than expected."""
+    """Return the error of BYTES with more or fewer elements than expected."""
     if came > expected:
         pattern = (
             f"unexpected number of string elements {came} for inference input {{}}, "
@@ -144,7 +142,7 @@ def count_mismatch(expected: int, came: int) -> UnfilledError:
 
 
 def about_request(request_id: str) -> str:
-    """Return the words that Triton's errors about a request begin with."""
+    """Return the beginning of Triton's errors about a request."""
     return f"[request id: {request_id or '<id_unknown>'}] "
 
 
@@ -160,10 +158,10 @@ def raw_to_array(
 ) -> Array:
     """Return the array of one raw tensor; of BYTES, an object array of `bytes`.
 
-    It is a copy, unless `raw` is memory that the array may have, where it `stays` if it can.
+    It is a copy, unless `stays` allows it to use the memory of `raw` and this is aligned.
 
-    Raises PackageError for an unknown datatype and for data that does not fit the shape;
-    TooLargeError for more elements of BYTES than `limits` lets pass.
+    Raises PackageError for an unknown datatype and for data that do not fit the shape;
+    TooLargeError for more elements of BYTES than `limits` allow.
     """
     dtype = known_dtype(datatype)
     size = size_of(shape)
@@ -174,14 +172,14 @@ def raw_to_array(
         return object_array(elements or list(_unequal_elements(raw, size)), shape)
     if len(raw) != size * dtype.itemsize:
         raise size_mismatch(f"{datatype} of shape {list(shape)}", size * dtype.itemsize, len(raw))
-    if dtype == np.bool_:  # any byte but 0 is true, and numpy trusts that it is 1
+    if dtype == np.bool_:  # any byte but 0 is true; numpy expects 1
         return shaped(np.frombuffer(raw, np.uint8) != 0, shape)
     flat = np.frombuffer(raw, dtype.newbyteorder("<"))
     return shaped(flat.astype(dtype, copy=not (stays and flat.flags.aligned)), shape)
 
 
 def _equal_elements(raw: bytes | memoryview, count: int) -> list[bytes] | None:
-    """Return the elements, if all are equally long; numpy takes a tenth of the time."""
+    """Return the elements if they have one length; numpy takes a tenth of the time."""
     if count < _FEW or len(raw) % count or len(raw) < count * (_LENGTH.size + 1):
         return None
     (length,) = _LENGTH.unpack_from(raw, 0)
@@ -215,9 +213,9 @@ def _unequal_elements(raw: bytes | memoryview, count: int) -> Iterable[bytes]:
 
 
 def with_text(array: Array) -> Array:
-    """Return the array; of BYTES, one in which each element that is UTF-8 has become a `str`.
+    """Return the array; in a BYTES array, each element that is UTF-8 becomes a `str`.
 
-    Decided for each element, so that a sample's type does not depend on the rest of its batch.
+    Each element is decided alone, so that a sample's type does not depend on its batch.
     """
     if array.dtype != BYTES:
         return array
@@ -255,7 +253,7 @@ def size_of(shape: Sequence[int]) -> int:
 
 
 def shaped(flat: Array, shape: Sequence[int]) -> Array:
-    """Return the elements in their shape. Raises PackageError: no array can have it."""
+    """Return the elements in a shape. Raises PackageError: no array can have it."""
     try:
         return flat.reshape(tuple(shape))
     except ValueError as error:
@@ -263,7 +261,7 @@ def shaped(flat: Array, shape: Sequence[int]) -> Array:
 
 
 def object_array(elements: Sequence[str | bytes], shape: Sequence[int]) -> Array:
-    """Return an array of BYTES, its elements the very objects that are given."""
+    """Return a BYTES array of these objects."""
     flat = np.empty(len(elements), object)
     flat[:] = elements
     return shaped(flat, shape)
@@ -303,7 +301,7 @@ def _text_array(array: Array) -> Array:
 
 
 def in_datatype(array: Array, datatype: str) -> Array:
-    """Return an array in a datatype that holds all of it. Raises PayloadTypeError: none does."""
+    """Return an array in a datatype. Raises PayloadTypeError: it cannot hold the values."""
     actual = datatype_of(array.dtype)
     if actual == datatype:
         return array
