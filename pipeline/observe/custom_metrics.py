@@ -63,15 +63,15 @@ class _Family:
 class CustomMetrics:
     """The families of a server, on its event loop.
 
-    Workers share a family of one name, with its first text, and a series of equal labels. Each
-    exists as long as a worker uses it.
+    Workers share families by name, with the first text, and series by labels. Families and series
+    exist as long as a worker uses them.
     """
 
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
 
     def holder(self) -> CustomMetricsOfWorker:
-        """Return what a worker uses them by."""
+        """Return a worker's access to the families."""
         return CustomMetricsOfWorker(self)
 
     def text(self) -> bytes:
@@ -80,7 +80,7 @@ class CustomMetrics:
         return "".join(f"{line}\n" for line in lines).encode()
 
     def take(self, use: MetricUse) -> _Family:
-        """Return a family with one more user. Raises InputError, OverloadedError."""
+        """Return a family and add a user. Raises InputError, OverloadedError."""
         family = self._families.get(use.name)
         if family is None:
             if len(self._families) >= MAX_SERIES:
@@ -95,7 +95,7 @@ class CustomMetrics:
         return family
 
     def take_series(self, family: _Family, key: Key, buckets: Sequence[float]) -> _Series:
-        """Return a series with one more user. Raises InputError, OverloadedError."""
+        """Return a series and add a user. Raises InputError, OverloadedError."""
         series = family.series.get(key)
         if series is None:
             if sum(len(family.series) for family in self._families.values()) >= MAX_SERIES:
@@ -106,7 +106,7 @@ class CustomMetrics:
         return series
 
     def release(self, family: _Family, keys: Sequence[Key]) -> None:
-        """Note that a family, and these series of it, have one user less."""
+        """Remove a user of a family and of these series."""
         for key in keys:
             family.series[key].users -= 1
             if not family.series[key].users:
@@ -124,7 +124,7 @@ class CustomMetricsOfWorker:
         self._held: dict[int, tuple[_Family, dict[Key, _Series]]] = {}
 
     def use(self, use: MetricUse) -> float:
-        """Run a model's command, and return the value of the series, if it has one.
+        """Run a model's command; return the value of the series if it has one.
 
         Raises:
             InputError, OverloadedError: the family or series cannot be made.

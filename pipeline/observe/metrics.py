@@ -30,8 +30,8 @@ from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 OPEN_CONTENT_TYPE = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-_VERSION = "1"  # Triton's label; where models have several, the Snapshot says which
-_STEPS_PER_BUCKET = 4  # of a latency histogram: from one power of two to the next
+_VERSION = "1"  # Triton's label; a Snapshot has the version where models have several
+_STEPS_PER_BUCKET = 4  # of a latency histogram, between two powers of two
 _BUCKETS = range(6, 26)  # powers of two of 1 us: 64 us to 33.6 s
 _BATCH_SIZES = tuple(2**power for power in range(11))
 
@@ -43,11 +43,11 @@ _Samples = Iterable[tuple[Labels, float]]
 def render(
     snapshots: Sequence[Snapshot], by_replica: bool = False, wanted: MetricsConfig = _WANTED
 ) -> bytes:
-    """Return all metrics of a server, of whose processes there is a Snapshot each.
+    """Return all metrics of a server; each of its processes has a Snapshot.
 
-    Families are left out as `wanted` says. `by_replica` gives each process series of its own, told
-    apart by the label `copy`: a sum of them would fall when one is replaced, and Prometheus takes
-    that for a restart of all.
+    `wanted` selects the families. `by_replica` gives each process its own series, with the label
+    `copy`: a sum would fall when a process is replaced, and Prometheus would take that for a
+    restart of the server.
     """
     return _text(
         chain(_all(_Replicas(snapshots, by_replica), wanted), _told(snapshots, by_replica))
@@ -55,9 +55,10 @@ def render(
 
 
 def as_openmetrics(text: bytes) -> bytes:
-    """Return the same in the OpenMetrics format, every series under the name that it has.
+    """Return the text in the OpenMetrics format, with the same names of series.
 
-    There a counter has to end in _total: those of Triton, which do not, are of unknown type.
+    OpenMetrics requires that a counter ends in _total. Triton's counters do not, so their type
+    becomes unknown.
     """
     families = families_of(_UNSUFFIXED.sub(rb"\1untyped", text))
     made: bytes = openmetrics.generate_latest(Given(families))  # type: ignore[no-untyped-call]
@@ -70,7 +71,7 @@ def families_of(text: bytes) -> Iterator[Metric]:
 
 
 def samples_of_process() -> list[MetricSamples]:
-    """Return what Prometheus' library says of any process of Python: CPU, memory, collector."""
+    """Return the Prometheus library's metrics of a Python process: CPU, memory, collector."""
     return [
         MetricSamples(
             metric.name,
@@ -88,7 +89,7 @@ for _collector in (ProcessCollector, PlatformCollector, GCCollector):
 
 
 def _told(snapshots: Sequence[Snapshot], by_replica: bool) -> Iterator[Metric]:
-    """Yield the families of the processes, each name once."""
+    """Yield the families that processes report, each name once."""
     metrics: dict[str, Metric] = {}
     for snapshot in snapshots:
         own = {"copy": str(snapshot.replica)} if by_replica else {}
@@ -103,17 +104,17 @@ def _told(snapshots: Sequence[Snapshot], by_replica: bool) -> Iterator[Metric]:
 def render_predecessor(snapshots: Sequence[Snapshot], by_replica: bool = False) -> bytes:
     """Return the five counters that Paddle Serving's dashboards read; arguments as for `render`.
 
-    Durations are microseconds of requests that succeeded.
+    Durations are those of successful requests, in microseconds.
     """
     return _text(_predecessors(_Replicas(snapshots, by_replica)))
 
 
 class _Replicas:
-    """The snapshots, and the labels that tell their series apart."""
+    """The snapshots, and the labels that distinguish their series."""
 
     def __init__(self, snapshots: Sequence[Snapshot], by_replica: bool) -> None:
         self._by_replica = by_replica
-        # Pipelines that have ended had series of their own.
+        # Ended pipelines had their own series.
         self.snapshots = [snapshot for snapshot in snapshots if snapshot.replica != NO_REPLICA]
 
     def labels(self, snapshot: Snapshot, more: Labels | None = None) -> Labels:
@@ -125,14 +126,14 @@ class _Replicas:
         return {**(more or {}), **own}
 
     def models(self) -> Iterator[tuple[Labels, ModelCounters]]:
-        """Yield the pipeline and its Ops, of each replica, as far as they are models."""
+        """Yield the pipeline and those Ops that are models, of each replica."""
         for snapshot in self.snapshots:
             for model in snapshot.models:
                 if model.version:
                     yield self.labels(snapshot, {"model": model.name}), model
 
     def ops(self) -> Iterator[tuple[Labels, OpState]]:
-        """Yield the Ops as the engine sees them, under the names that they have as models."""
+        """Yield the engine's state of each Op, with the Op's name as a model."""
         for snapshot in self.snapshots:
             models = snapshot.models[1:]
             models = models or [ModelCounters(op.name) for op in snapshot.engine.ops]
@@ -182,7 +183,7 @@ _OF_A_MODEL: Mapping[str, tuple[str, str, int]] = {
     "nv_inference_compute_infer_duration_us": ("Time of process.", "infer_ns", 1000),
     "nv_inference_compute_output_duration_us": ("Time of postprocess.", "output_ns", 1000),
 }
-"""By name: text, field of ModelCounters, its unit in that of the metric."""
+"""By name: text, field of ModelCounters, units of the field in one of the metric."""
 
 _OF_A_CACHE: Mapping[str, tuple[str, str, int]] = {
     "nv_cache_num_hits_per_model": ("Requests found in the cache.", "cache_hit_count", 1),
@@ -194,7 +195,7 @@ _OF_A_CACHE: Mapping[str, tuple[str, str, int]] = {
         1000,
     ),
 }
-"""The same of models whose answers are kept."""
+"""The same for models with a cache."""
 
 
 def _failures(replicas: _Replicas) -> _Samples:
@@ -216,7 +217,7 @@ def _pending(replicas: _Replicas) -> _Samples:
 
 
 def _first_responses(streamed: Sequence[tuple[Labels, ModelCounters]]) -> Metric:
-    """Return Triton's histogram of models that answer in parts, in whole ms."""
+    """Return Triton's histogram of models that stream, in whole ms."""
     name = "nv_inference_first_response_histogram_ms"
     metric = Metric(name, "Time until the first response of a stream, ms.", "histogram")
     for labels, model in streamed:
@@ -230,7 +231,7 @@ def _first_responses(streamed: Sequence[tuple[Labels, ModelCounters]]) -> Metric
 
 
 def _summaries(replicas: _Replicas, quantiles: Sequence[float]) -> Iterator[Metric]:
-    """Yield Triton's summaries, of the last minute; `_count` and `_sum` are of all requests."""
+    """Yield Triton's summaries of the last minute; `_count` and `_sum` cover all requests."""
     for place, (name, text, field) in enumerate(_SUMMARIES):
         metric = Metric(name, text, "summary")
         for labels, model in replicas.models():
@@ -266,7 +267,7 @@ def _versioned(labels: Labels) -> Labels:
 
 
 def _of_engines(*fields: str, label: str = "") -> Callable[[_Replicas], _Samples]:
-    """Return what finds fields of the engines' states; `label` tells several apart."""
+    """Return a finder of fields of the engines' states; `label` distinguishes several fields."""
 
     def find(replicas: _Replicas) -> _Samples:
         for snapshot in replicas.snapshots:
@@ -286,7 +287,7 @@ def _op_requests(replicas: _Replicas) -> _Samples:
 def _op_workers(replicas: _Replicas) -> _Samples:
     for labels, op in replicas.ops():
         workers = op.workers
-        # Each counts once: the sum of all but the stuck ones is what is configured, or more.
+        # Each counts once: without the stuck ones, the sum is at least the configured number.
         for state, count in (
             ("idle", max(0, workers.up - workers.busy)),
             ("busy", workers.busy),
@@ -297,7 +298,7 @@ def _op_workers(replicas: _Replicas) -> _Samples:
 
 
 def _of_sequences(*fields: str, label: str = "") -> Callable[[_Replicas], _Samples]:
-    """Return what finds fields of the states of the Ops' sequences, where they have any."""
+    """Return a finder of fields of the states of Ops' sequences."""
 
     def find(replicas: _Replicas) -> _Samples:
         for labels, op in replicas.ops():
@@ -405,7 +406,7 @@ _OTHERS: Sequence[tuple[str, str, str, Callable[[_Replicas], _Samples]]] = (
 )
 
 _Histogram = tuple[Sequence[tuple[float, int]], int, float]
-"""(upper bounds with the counts up to there, count of all, their sum)"""
+"""(upper bounds with cumulative counts, total count, sum)"""
 
 
 def _latency(counts: Sequence[int], sum_ns: int) -> _Histogram:
@@ -507,7 +508,7 @@ def _histogram(name: str, text: str, histograms: Iterable[tuple[Labels, _Histogr
 
 
 class Given(Collector):
-    """Metrics that were made for one answer."""
+    """A collector of metrics that were made for one answer."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
@@ -517,7 +518,7 @@ class Given(Collector):
 
 
 _UNSUFFIXED = re.compile(rb"^(# TYPE \S+(?<!_total) )counter$", re.MULTILINE)
-# The library ends the name of every counter in _total where it says what it is; Triton's do not.
+# The library appends _total to every counter's name in HELP and TYPE; Triton's counters lack it.
 _SUFFIXED = re.compile(rb"^# (HELP|TYPE) (nv_\w+)_total ", re.MULTILINE)
 
 
@@ -544,10 +545,10 @@ _WAIT = FamilyHead(
 
 
 class ProcessMetrics:
-    """Figures of one process of a server, and what users' code counts in it.
+    """Figures of one process of a server, and the metrics of user code in it.
 
-    Once a second the loop looks how late it was called, and a thread how long it takes to get the
-    interpreter back that it has just given up.
+    Once a second the event loop measures how late it is called, and a thread measures how long it
+    waits for the GIL after it has released it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -557,18 +558,18 @@ class ProcessMetrics:
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Begin to look; on the loop."""
+        """Begin to measure; on the event loop."""
         self._look_at(self._loop.time() + _EVERY_S)
         threading.Thread(target=self._watch, name="pipeline-gil", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the measurements."""
         self._is_over.set()
         if self._timer is not None:
             self._timer.cancel()
 
     def families(self) -> list[MetricSamples]:
-        """Return all of it as it is now."""
+        """Return the current families."""
         return [*samples_of_process(), *self._ledger.families(), *LEDGER.families()]
 
     def _look_at(self, due: float) -> None:
@@ -582,5 +583,5 @@ class ProcessMetrics:
     def _watch(self) -> None:
         while not self._is_over.wait(_EVERY_S):
             start = time.perf_counter()
-            time.sleep(0)  # gives the interpreter up
+            time.sleep(0)  # releases the GIL
             self._ledger.change(_WAIT, (), time.perf_counter() - start)

@@ -16,7 +16,7 @@ from pipeline.engine.request import RequestState
 
 _LOGGER = logging.getLogger(__name__)
 
-_MOST_WAITING = 1000  # requests that are not written yet; more are left out
+_MOST_WAITING = 1000  # requests that wait for the disk; further ones are left out
 
 
 class RecordOptions(msgspec.Struct, frozen=True):
@@ -30,9 +30,9 @@ class RecordOptions(msgspec.Struct, frozen=True):
 
 
 class Record(Filter):
-    """Writes requests of the pipeline's own protocol, as they come: JSON, one in a line.
+    """Writes requests of the pipeline's own protocol as JSON, one per line.
 
-    The event loop only keeps them; a thread writes them, and what comes meanwhile behind them.
+    The event loop only keeps them; a thread writes them.
     """
 
     Options = RecordOptions
@@ -45,8 +45,7 @@ class Record(Filter):
         self._is_writing = False
 
     def on_request(self, request: RequestState) -> None:
-        """Record a request, unless it is a v2 request to a single model: such a one is not the
-        pipeline's."""
+        """Record a request, unless it is a v2 request to a single model."""
         raw, target = request.raw, request.target
         is_own = target is None or target.payload is None
         if self._left <= 0 or not is_own or not (getattr(raw, "name", "") or self._options.service):
@@ -67,7 +66,7 @@ class Record(Filter):
     def _written(self, done: asyncio.Future[None]) -> None:
         self._is_writing = False
         if not done.cancelled() and (error := done.exception()) is not None:
-            self._left = 0  # told once
+            self._left = 0  # logged once
             _LOGGER.error("filters.record: nothing more is recorded: %s", error)
         elif self._waiting:
             self._write_soon()

@@ -10,24 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.journal.journal import Sink
 
-if TYPE_CHECKING:  # processes without an engine import this folder for their logs
+if TYPE_CHECKING:  # processes without an engine import this package for their logs
     from pipeline.config.schema import ServiceConfig
     from pipeline.engine.graph import Graph
     from pipeline.engine.state import EngineState
     from pipeline.observe.snapshot import Snapshot
 
 Answer = Callable[[str], Awaitable[bytes]]
-"""Answers what follows the first word of a question."""
+"""Takes a question without its first word; returns the answer."""
 
 
 class SinkHooks:
     """The hooks of all sinks of a process, see the methods of SinkContext.
 
     `begin_trace` takes (data id, the caller's traceparent or "") and returns the request's
-    traceparent. `on_step` is called for a request that goes to a worker as a step of a sequence:
-    its data id, the index of the
-    Op, the id of the sequence and its slot. `trace_of` returns what `begin_trace` made for a data
-    id, if that is recorded; any thread may call it.
+    traceparent. `on_step` is called when a request goes to a worker as a step of a sequence, with
+    its data id, the index of the Op, the id of the sequence and its slot. `trace_of` returns the
+    result of `begin_trace` for a data id, if the trace is recorded; any thread may call it.
     """
 
     def __init__(self) -> None:
@@ -46,21 +45,21 @@ class SinkHooks:
 class SinkContext:
     """The server that a sink is opened in, and the hooks that it has there.
 
-    The registry finds a sink by its name under `sinks:` of config.yml, and the server calls it
-    with (this, the Struct of its options or None): on the event loop, once, when it starts. What
-    it returns is the `Sink`; InitError says why the server cannot start.
+    The registry finds a sink by its name under `sinks:` of config.yml. The server calls it with
+    (this context, the Struct of its options or None) on the event loop, once, when it starts. It
+    returns the `Sink`; an InitError says why the server cannot start.
 
     Attributes:
-        pipeline_name: of the whole graph, as in statistics and metrics.
-        op_names: of the Ops; `OpSpan.op` and `RequestRecord.target` are indexes of it.
-        model_names: of the Ops, as in statistics and metrics.
-        replica: number of this process among the server's; None: it is the only one.
-        log_folder: of the server's logs.
+        pipeline_name: name of the graph in statistics and metrics.
+        op_names: names of the Ops; `OpSpan.op` and `RequestRecord.target` are indexes into it.
+        model_names: names of the Ops in statistics and metrics.
+        replica: number of this process among the server's; None if it is the only one.
+        log_folder: folder of the server's logs.
         state: returns how many requests are in the graph, and at each Op, now.
-        flush: brings `Sink.notify` up to now.
-        id_step: from the data id of a request to that of the next.
-        further: name of a pipeline that is not the first of its server, for its files; "": of all
-            others.
+        flush: calls `Sink.notify` with all rows up to now.
+        id_step: difference between the data ids of consecutive requests.
+        further: name of the pipeline, for its files, unless it is the first of its server; then
+            "".
     """
 
     pipeline_name: str
@@ -81,7 +80,7 @@ class SinkContext:
         self.hooks.closing.callback(close)
 
     def on_stop(self, stop: Callable[[], None]) -> None:
-        """Call `stop` when the server is about to stop, before it takes no more requests."""
+        """Call `stop` when the server is about to stop, while it still accepts requests."""
         self.hooks.stops.append(stop)
 
     def every(self, name: str, interval_s: float, action: Callable[[], None]) -> None:
@@ -94,18 +93,18 @@ class SinkContext:
     def on_failure(self, failed: Callable[[int, int, Exception], None]) -> None:
         """Call `failed` with (data id, log id, error) of each request that fails.
 
-        That may be before or after `Sink.notify` gets its row, which has no text of the error.
+        That may be before or after `Sink.notify` gets its row, which lacks the error's text.
         """
         self.hooks.failures.append(failed)
 
     def on_snapshot(self, fill: Callable[[Snapshot], None]) -> None:
-        """Have `fill` add to what this process tells of itself, on the dashboard and elsewhere."""
+        """Let `fill` add to the Snapshots of this process, which the dashboard shows."""
         self.hooks.snapshots.append(fill)
 
     def on_question(self, word: str, answer: Answer) -> None:
-        """Answer the questions that begin with `word`, which one replica asks all of them."""
+        """Answer the questions that begin with `word`; one replica asks them of all replicas."""
         self.hooks.answers[word] = answer
 
 
 SinkFactory = Callable[[SinkContext, Any], Sink | None]
-"""The form of what the registry has for a name of the kind `sinks`; None: nothing to open."""
+"""The type of the registry's entries of the kind `sinks`; a result of None opens no sink."""

@@ -1,6 +1,6 @@
-"""Snapshot: the state of one process of a server, in the form in which it is sent to the others.
+"""Snapshot: the state of one process of a server, as it sends it to the other processes.
 
-Numbers only grow, so that the snapshots of several processes add up.
+Counters only grow, so the snapshots of several processes can be added.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pipeline.metrics import MetricSamples
 from pipeline.predictors.base import MemoryUse
 
 LATENCY_STEPS = 121
-"""Buckets of a latency histogram: bucket i counts times up to 1 us * 2**(i / 4) and above the
-previous bound; the last one also counts all times above its bound, 18 minutes."""
+"""Buckets of a latency histogram: bucket i counts times above the previous bound, up to
+1 us * 2**(i / 4); the last one also counts all times above its bound, 18 minutes."""
 
 NO_REPLICA = -1
-"""`Snapshot.replica` of the counters of replicas that have ended; it has no engine's state."""
+"""`Snapshot.replica` of the counters of ended replicas; it has no engine's state."""
 
 
 class BatchCounters(msgspec.Struct, array_like=True):
-    """Executions of one batch size. Times in ns."""
+    """Counters of executions with one batch size. Times in ns."""
 
     count: int = 0
     input_ns: int = 0
@@ -32,7 +32,7 @@ class BatchCounters(msgspec.Struct, array_like=True):
 
 
 class ResponseCounters(msgspec.Struct, array_like=True):
-    """Parts of streams with one number. Times in ns."""
+    """Counters of the parts of streams with one index. Times in ns."""
 
     count: int = 0
     infer_ns: int = 0
@@ -48,15 +48,16 @@ class ResponseCounters(msgspec.Struct, array_like=True):
 class ModelCounters(msgspec.Struct, array_like=True):
     """One model, an Op or the whole pipeline: Triton's counters. Times in ns.
 
-    Without a `version` callers cannot ask for it as a model.
+    Clients cannot ask for a model without a `version`.
 
     `fail_counts` has a number for each `Outcome` (that of OK stays 0). `batches` is by batch size.
     `latency` and `queue_latency` are histograms of successes, see LATENCY_STEPS. `responses` is by
-    the number of a part; `first_part` and `part_gap` are histograms of the time until the first
-    part of a stream, and from each to the next; empty where nothing has streamed. `first_part_ms`
-    is the first of the two again, by `first_part_bounds_ms` and one bucket above them. `caches`:
-    the model has a cache; its hits are successes, but not executions. `recent_us`: quantiles of the
-    times of the last minute: of all, in the queue and of the three stages; they do not add up.
+    the index of a part. `first_part` and `part_gap` are histograms of the time until the first part
+    of a stream and between parts; they are empty without streams. `first_part_ms` has the same
+    times as `first_part`, with the bounds `first_part_bounds_ms` and one bucket above them.
+    `caches` says that the model has a cache; its hits are successes, but not executions.
+    `recent_us` are quantiles of the last minute's times: in total, in the queue and of the three
+    stages; they cannot be added.
     """
 
     name: str
@@ -94,7 +95,7 @@ class ModelCounters(msgspec.Struct, array_like=True):
 class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):
     """60 seconds of the whole pipeline, oldest first; the last one ended at the second `end_s`.
 
-    `end_s` is monotonic, 0: nothing is known. `inside` also counts requests that wait for
+    `end_s` is a monotonic time, 0 without data. `inside` also counts requests that wait for
     admission.
     """
 
@@ -120,7 +121,7 @@ class RecentSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A recent request worth looking at: slow, or failed. `ended_ms` is since the epoch."""
+    """A recent request that was slow or failed. `ended_ms` is since the epoch."""
 
     data_id: int
     log_id: int
@@ -135,9 +136,8 @@ class RecentRequest(msgspec.Struct, frozen=True, array_like=True):
 class Snapshot(msgspec.Struct, array_like=True):
     """The numbers of one process. The first of `models` is the pipeline, then its Ops in order.
 
-    With `model` and `version` it is of one model of a repository alone; `pipeline` is the name of
-    one of several. `families` are what the
-    process says of itself, and what users' code counts.
+    With `model` and `version` it is the Snapshot of one model of a repository. `pipeline` is the
+    name of one of several pipelines. `families` are the metrics of the process and of user code.
     """
 
     replica: int
@@ -153,10 +153,10 @@ class Snapshot(msgspec.Struct, array_like=True):
 
 
 def of_no_replica(models: list[ModelCounters], families: Sequence[MetricSamples] = ()) -> Snapshot:
-    """Return what is known of no engine that serves: its Snapshot is that of `NO_REPLICA`."""
+    """Return the Snapshot `NO_REPLICA`, of counters that belong to no running engine."""
     nothing = EngineState(is_ready=True, inside=0, waiting=0, accepted=0, rejected=0)
     return Snapshot(NO_REPLICA, nothing, models, families=list(families))
 
 
 AskAll = Callable[[], Awaitable[Sequence[Snapshot]]]
-"""Asks every process that serves how it stands."""
+"""Returns the Snapshots of all processes that serve."""

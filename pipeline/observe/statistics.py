@@ -1,8 +1,8 @@
-"""Statistics by Triton's schema: counts what every Op and the whole pipeline did.
+"""Statistics in Triton's schema: counters of each Op and of the whole pipeline.
 
 Each Op is a model of version 1; so is the pipeline, which counts as Triton's ensembles do. A model
-of a repository has its own version. docs/triton_differences.md lists when each counter moves, and
-where Triton itself differs.
+of a repository has its own version. docs/triton_differences.md says when each counter changes and
+how Triton differs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.ma  # else numpy does at its first call, when no file may be left
+import numpy.ma  # numpy would import it later, when no file may be left
 import numpy.typing as npt
 import orjson
 from msgspec.structs import astuple
@@ -44,10 +44,10 @@ from pipeline.observe.tables import (
 from pipeline.predictors.base import MemoryUse
 from pipeline.proto.inference_v2_pb2 import ModelStatisticsResponse
 
-# Fields of ModelCounters that are sums: each of a row of values of what succeeded, then two others.
+# Fields of ModelCounters that are sums: those of the rows of values of successes, then two others.
 _VALUES = ("inference_count", "success_ns", "queue_ns", "input_ns", "infer_ns", "output_ns")
 _SUMS = (*_VALUES, "success_count", "fail_ns")
-_SAMPLES, _TOOK, _QUEUE, _STAGES = range(4)  # the stages' three are the last
+_SAMPLES, _TOOK, _QUEUE, _STAGES = range(4)  # the last three are the stages
 _SUCCESSES, _FAIL_NS = len(_VALUES), len(_VALUES) + 1
 _NO_SUMS = {
     *("name", "version", "last_inference_ms", "memory", "caches"),
@@ -55,8 +55,8 @@ _NO_SUMS = {
 }
 _STEPS = ("ready_ns", "start_ns", "preprocess_end_ns", "process_end_ns")
 _NS_IN_MS = 1_000_000
-_MAX_ROWS = 2**31  # an empty array may state any number of them
-_MAX_EXACT_SIZE = 1024  # callers choose the sizes of batches: those above share a few counters
+_MAX_ROWS = 2**31  # an empty array may state any number of rows
+_MAX_EXACT_SIZE = 1024  # callers choose batch sizes: larger ones share a few counters
 _ALL_BITS = 2**64 - 1
 _MAX_VERSION = 2**63 - 1
 _METRICS = MetricsConfig()
@@ -64,16 +64,16 @@ _INTEGER = re.compile(r"-?[0-9]{1,4000}")  # Python itself refuses to read longe
 
 
 class StatisticsError(InputError):
-    """A question about a model or version that is not there. The text is Triton's."""
+    """The model or version does not exist. The text is Triton's."""
 
 
 # --- counting -------------------------------------------------------------------------------
 
 
 class Statistics:
-    """A Sink that counts. It is read on the event loop, where it is notified.
+    """A Sink that counts. The event loop notifies and reads it.
 
-    The names are those of `model_names`; `recent` remembers times, if somebody reads them.
+    The names are those of `model_names`; `recent` remembers times, if they are read.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Statistics:
         self._names = [pipeline_name, *names]
         self._wall_offset_ns = wall_offset_ns
         models = len(self._names)
-        # They wrap as Triton's do: 1000 requests at a time fill 64 bits in 213 days.
+        # They wrap as Triton's do: 1000 parallel requests fill 64 bits in 213 days.
         self._sums: Counters = np.zeros((models, len(_SUMS)), np.uint64)
         self._executions: Counters = np.zeros(models, np.uint64)
         self._fails: Counters = np.zeros((models, len(Outcome)), np.uint64)
@@ -109,19 +109,19 @@ class Statistics:
             self._count_requests(requests, offset_ns)
 
     def notify_fillers(self, op: int, batch: int, rows: int) -> None:
-        """Take note of rows that nobody sent, in a batch whose spans are still to come."""
+        """Note filler rows in a batch whose spans are still to come."""
         self._fillers[op, batch] = rows
 
     def notify_caches(self, target: int) -> None:
-        """Take note of a model whose answers are kept; see `CacheSink`."""
+        """Note that a model has a cache; see `CacheSink`."""
         self._hits.opened(target + 1)
 
     def notify_cache_hit(self, target: int, data_id: int, took_ns: int) -> None:
-        """Take note of a request whose row or span comes next; see `CacheSink`."""
+        """Count a cache hit, whose row or span comes next; see `CacheSink`."""
         self._hits.hit(target + 1, data_id, took_ns)
 
     def notify_cache_miss(self, target: int, took_ns: int) -> None:
-        """Count a request that was not found: keeping its answer is part of its time."""
+        """Count a cache miss; its time includes the storing of the answer."""
         self._hits.missed(target + 1, took_ns)
         self._sums[target + 1, _TOOK] += np.uint64(max(0, took_ns))
 
@@ -131,7 +131,7 @@ class Statistics:
 
     @property
     def models(self) -> list[ModelCounters]:
-        """The counters as they stand: of the pipeline, then of the Ops. Theirs to change."""
+        """Return copies of the counters: of the pipeline, then of the Ops."""
         return [self._model(index) for index in range(len(self._names))]
 
     def _count_spans(self, spans: Rows, offset_ns: int) -> None:
@@ -141,7 +141,9 @@ class Statistics:
         np.subtract(done_ns, spans["ready_ns"], out=values[_TOOK])
         times = columns(spans, *_STEPS)
         np.subtract(times[1:], times[:-1], out=values[_QUEUE:-1])
-        home_ns = np.maximum(done_ns, spans["end_ns"])  # where clocks disagree, of its worker alone
+        home_ns = np.maximum(
+            done_ns, spans["end_ns"]
+        )  # where clocks disagree, the worker's clock counts
         np.subtract(home_ns, times[-1], out=values[-1])
         _sane(values)
         is_hit = self._hits.among(spans["op"] + 1, spans["data_id"])
@@ -154,7 +156,7 @@ class Statistics:
             self._count_batches(spans, values, offset_ns)
 
     def _count_batches(self, spans: Rows, values: Integers, offset_ns: int) -> None:
-        """Count the batches in which a request succeeded, as wide as they ran."""
+        """Count the batches in which a request succeeded, with all their rows."""
         first = batches(spans).first
         width = np.add.reduceat(values[_SAMPLES], first)
         if self._fillers:
@@ -185,7 +187,7 @@ class Statistics:
         self._execute(model, values[_SAMPLES], values[_STAGES:], ends_ns)
 
     def _count(self, model: Integers, outcome: Integers, values: Integers) -> None:
-        """Count what each span or request moves by itself."""
+        """Count each span or request by its outcome."""
         is_success = outcome == Outcome.OK
         if not is_success.all():
             failed = ~is_success
@@ -210,10 +212,10 @@ class Statistics:
     def _execute(
         self, model: Integers, width: Integers, stages: Integers, ended_ns: Integers
     ) -> None:
-        """Count executions: the batch size, the stages' times and the wall clock end of each."""
+        """Count executions by batch size, stages' times and wall clock end."""
         if not len(model):
             return
-        if width.max() > _MAX_EXACT_SIZE:  # those above count as the next power of two
+        if width.max() > _MAX_EXACT_SIZE:  # larger ones count as the next power of two
             above = 2 ** np.ceil(np.log2(width)).astype(np.int64)
             width = np.where(width > _MAX_EXACT_SIZE, above, width)
         sizes = int(width.max()) + 1
@@ -248,7 +250,7 @@ class Statistics:
 
 
 def _sane(values: Integers) -> Integers:
-    """Bound samples to what can be, and times to 0 where two clocks disagree; in place."""
+    """Limit samples to possible numbers, and times to 0 or more where clocks disagree; in place."""
     np.clip(values[_SAMPLES], 1, _MAX_ROWS, out=values[_SAMPLES])
     return np.maximum(values, 0, out=values)
 
@@ -303,7 +305,7 @@ def _added(one: ModelCounters, other: ModelCounters) -> ModelCounters:
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Return the sum of two counters, or of two collections of them; it wraps as each does."""
+    """Return the sum of two counters or collections of counters; it wraps as they do."""
     if isinstance(one, int):
         return (one + other) & _ALL_BITS
     if isinstance(one, list):
@@ -328,8 +330,8 @@ def _added_memory(uses: Iterable[MemoryUse]) -> list[MemoryUse]:
 def model_names(service_name: str | None, op_names: Sequence[str]) -> tuple[str, list[str]]:
     """Return the names of the pipeline and of the Ops as models: all different.
 
-    The pipeline is called like the service ("pipeline" without one), an Op by its own name; an
-    Op that is called like the pipeline, as in many a script, becomes "<name>.op".
+    The pipeline has the service's name, or "pipeline" without one. An Op has its own name; an Op
+    with the pipeline's name, as in many scripts, becomes "<name>.op".
     """
     pipeline_name = service_name or "pipeline"
     taken = {pipeline_name, *op_names}
@@ -340,7 +342,7 @@ def model_names(service_name: str | None, op_names: Sequence[str]) -> tuple[str,
 
 
 def version_number(text: str) -> int | None:
-    """Return the version that a caller asks for; None for "": the server may choose.
+    """Return the version that a caller asks for; None for "", with which the server chooses.
 
     Raises StatisticsError if it is not a number from 0 to 2**63 - 1.
     """
@@ -364,7 +366,7 @@ def select(
 ) -> list[ModelCounters]:
     """Return the models that a caller asks for, by name and version; all if `name` is "".
 
-    As in Triton, the version of a question for all models is read, but not compared. Raises
+    As in Triton, the version of a query for all models is parsed, but not compared. Raises
     StatisticsError, with Triton's texts, if the version is not valid or the model does not exist.
     """
     number = version_number(version)
@@ -396,7 +398,7 @@ def fill_statistics(models: Iterable[ModelCounters], response: ModelStatisticsRe
 
 
 def _form(model: ModelCounters) -> dict[str, Any]:
-    """Return one model in the words of both forms, in the order of the JSON one."""
+    """Return one model's fields for both forms, in the order of the JSON form."""
     return {
         "name": model.name,
         "version": model.version,
@@ -443,16 +445,16 @@ def _duration(count: int, ns: int) -> dict[str, int]:
 
 
 _WINDOW_S = 60.0
-_MOST = 20_000  # requests that are remembered; of more the last ones
+_MOST = 20_000  # requests that are remembered: the last ones
 _NS_IN_US = 1000
 
 
 class RecentTimes:
-    """Times of the last requests that were answered well, of all models of a graph.
+    """Times of the last successful requests of all models of a graph.
 
     Args:
-        quantiles: that are asked for, from 0 to 1.
-        clock: seconds.
+        quantiles: the quantiles to compute, from 0 to 1.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -464,14 +466,14 @@ class RecentTimes:
         self._count = 0
 
     def add(self, model: Integers, times_ns: Integers) -> None:
-        """Remember times, a column for each request, of the models with these indexes."""
+        """Remember times, one column per request, of the models with these indexes."""
         self._known.append((self._clock(), model, times_ns))
         self._count += len(model)
         while self._count > _MOST and len(self._known) > 1:
             self._forget()
 
     def quantiles_us(self, index: int) -> list[list[int]]:
-        """Return the quantiles of each row of times of a model, us; none: it had no request."""
+        """Return the quantiles of each row of a model's times in us; empty without requests."""
         while self._known and self._known[0][0] < self._clock() - _WINDOW_S:
             self._forget()
         pieces = [times[:, model == index] for _, model, times in self._known]
@@ -494,25 +496,25 @@ class Hits:
     """Counters of hits and misses of a cache.
 
     Args:
-        models: how many there are.
+        models: number of models.
     """
 
     def __init__(self, models: int) -> None:
         self._counters: Counters = np.zeros((models, 4), np.uint64)
         self._caches: set[int] = set()
-        self._next: set[tuple[int, int]] = set()  # whose rows are still to come
+        self._next: set[tuple[int, int]] = set()  # hits whose rows are still to come
 
     def opened(self, model: int) -> None:
-        """Take note of a model whose answers are kept."""
+        """Note that a model has a cache."""
         self._caches.add(model)
 
     def hit(self, model: int, data_id: int, took_ns: int) -> None:
-        """Count a request that was found."""
+        """Count a hit."""
         self._next.add((model, data_id))
         self._add(model, _HITS, took_ns)
 
     def missed(self, model: int, took_ns: int) -> None:
-        """Count one that was not."""
+        """Count a miss."""
         self._add(model, _MISSES, took_ns)
 
     def _add(self, model: int, column: int, took_ns: int) -> None:
@@ -520,7 +522,7 @@ class Hits:
         self._counters[model, column + 1] += np.uint64(max(0, took_ns))
 
     def among(self, models: Integers, data_ids: Integers) -> npt.NDArray[np.bool_] | None:
-        """Return which of these rows are of requests that were found; None: none is."""
+        """Return which of these rows are hits; None if none of them is."""
         if not self._next:
             return None
         rows = zip(models.tolist(), data_ids.tolist(), strict=True)
@@ -532,7 +534,7 @@ class Hits:
         return are_hits
 
     def fields(self, model: int) -> dict[str, Any]:
-        """Return what a ModelCounters has of them."""
+        """Return the cache fields of a model's ModelCounters."""
         hits, hit_ns, misses, miss_ns = self._counters[model].tolist()
         return {
             "caches": model in self._caches,
@@ -543,16 +545,16 @@ class Hits:
         }
 
 
-# number of parts with a counter of their own: the last one also counts all later parts
+# number of counters for parts of a stream: the last one also counts all later parts
 _MOST_NUMBERS = 1000
 
 
 class Responses:
-    """Counters of the parts of all models; the first is the pipeline, then its Ops.
+    """Counters of the parts of all models: the pipeline, then its Ops.
 
     Args:
-        models: how many there are.
-        bounds_ms: of Triton's histogram of first parts; times above them have one more bucket.
+        models: number of models.
+        bounds_ms: bounds of Triton's histogram of first parts; one more bucket is above them.
     """
 
     def __init__(self, models: int, bounds_ms: Sequence[float]) -> None:
@@ -624,7 +626,7 @@ def _add(counters: ResponseCounters, kind: int, count: int, infer_ns: int, outpu
 
 
 def response_form(counters: ResponseCounters) -> dict[str, Any]:
-    """Return the counters of one number in Triton's words."""
+    """Return the counters of one part index in Triton's form."""
     made_ns = counters.infer_ns + counters.empty_ns + counters.fail_ns
     made = counters.count + counters.empty_count + counters.fail_count
     return {

@@ -1,6 +1,6 @@
 """The journal's rows in numpy, efficiently: batches, sums by key, histograms, intervals.
 
-On a structured array `take` and `compress` are ten times as fast as an index; a column is cheap.
+On a structured array, `take` and `compress` are ten times as fast as indexing; a column is cheap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_SHORT = 2**16
 
 
 class Batches(NamedTuple):
-    """Runs of spans: the position of each one's first span, and how many spans it has."""
+    """Batches as runs of spans: position of each batch's first span, and number of its spans."""
 
     first: Positions
     sizes: Positions
@@ -33,7 +33,7 @@ class Batches(NamedTuple):
 
 
 def batches(spans: Rows) -> Batches:
-    """Return the batches, whose spans are neighbours; a span whose batch is not known is one."""
+    """Return the batches, whose spans are neighbours; a span of an unknown batch is a batch."""
     is_first = np.ones(len(spans), np.bool_)
     begins, batch = is_first[1:], spans["batch"]
     np.less(batch[1:], 0, out=begins)
@@ -65,9 +65,9 @@ def walks(spans: Rows) -> dict[tuple[int, int], list[int]]:
 
 
 def done_at(spans: Rows) -> Integers:
-    """Return when each request was done with its Op: when the event loop had the result.
+    """Return when each request had passed its Op: when the event loop received the result.
 
-    At an Op of a walk that is not its last, when the Op ended.
+    At an Op of a trip other than its last, when the Op ended.
     """
     done_ns: Integers = spans["result_received_ns"].copy()
     data_ids, ends_ns, ops = columns(spans, "data_id", "end_ns", "op")
@@ -88,13 +88,13 @@ def columns(table: Rows, *names: str) -> Integers:
 
 
 def kept(rows: npt.NDArray[Any], which: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the rows, or the columns of (values, rows), that are to be kept: mostly all."""
+    """Return the selected rows, or columns of (values, rows): usually all."""
     return rows if which.all() else rows.compress(which, axis=-1)
 
 
 def joined(tables: Sequence[Rows]) -> Rows:
-    """Return one table of several, at least one, with the same fields."""
-    # numpy joins by name fifteen times as slowly.
+    """Join one or more tables with the same fields."""
+    # numpy joins by name, which is fifteen times as slow.
     return np.concatenate([table.view(np.int64) for table in tables]).view(tables[0].dtype)
 
 
@@ -102,7 +102,7 @@ def sorted_by(keys: Integers) -> Positions | None:
     """Return the stable ascending order of `keys` (at least 0); None: already ascending."""
     if (keys[1:] >= keys[:-1]).all():
         return None
-    # Short integers are sorted by radix, in a third of the time.
+    # numpy sorts short integers by radix, in a third of the time.
     return (keys.astype(np.uint16) if keys.max() < _MAX_SHORT else keys).argsort(kind="stable")
 
 
@@ -110,12 +110,12 @@ class Groups(NamedTuple):
     """Rows of the same key: ascending `keys`, and the number of rows of each in `sizes`."""
 
     keys: Integers
-    first: Positions  # of each, in this order; None: the order of the rows
+    first: Positions  # of each group, in the sorted order; None: the order of the rows
     sizes: Positions
     order: Positions | None
 
     def sums(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Sum (values, rows) up to (values, groups), in their type: integers are exact, or wrap."""
+        """Sum (values, rows) to (values, groups) in their type: integers are exact or wrap."""
         return np.add.reduceat(self._ordered(values), self.first, axis=-1)
 
     def most(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -126,7 +126,7 @@ class Groups(NamedTuple):
 
 
 def groups(keys: Integers) -> Groups:
-    """Return rows by key; there is at least one row, and keys are at least 0."""
+    """Group rows by key; there is at least one row, and keys are at least 0."""
     order = sorted_by(keys)
     ordered = keys if order is None else keys.take(order)
     is_first = np.ones(len(keys), np.bool_)
@@ -136,7 +136,7 @@ def groups(keys: Integers) -> Groups:
 
 
 def tally(counters: Counters, cells: npt.NDArray[Any]) -> None:
-    """Add 1 at each of the cells, which are numbered through `counters` in C order."""
+    """Add 1 at each cell; cells are flat indexes into `counters` in C order."""
     counts = np.bincount(cells, minlength=counters.size).view(np.uint64)
     np.add(counters, counts.reshape(counters.shape), out=counters)
 
@@ -144,10 +144,10 @@ def tally(counters: Counters, cells: npt.NDArray[Any]) -> None:
 # Histograms of latencies ---------------------------------------------------------------------
 
 LATENCY_BOUNDS_NS = np.floor(1000 * 2 ** (np.arange(LATENCY_STEPS) / 4)).astype(np.int64)
-"""Upper bounds of the buckets of a latency histogram, those of LATENCY_STEPS."""
+"""Upper bounds of the buckets of a latency histogram, see LATENCY_STEPS."""
 
-# A time's cell is the exponent and three more bits of it as a double: eighths of an octave, of
-# which none has two bounds in it. So a look at the one bound tells which of two buckets it is.
+# A time's cell is the exponent and the first three bits of its double: an eighth of an octave,
+# which contains at most one bound. So one comparison chooses between two buckets.
 _CELL_BITS = 49
 _FIRST_CELL = int(np.float64(1).view(np.int64)) >> _CELL_BITS
 _CELL_BOUNDS = np.ldexp(1 + np.arange(8) / 8, np.arange(64)[:, np.newaxis]).ravel()
@@ -156,20 +156,20 @@ _LAST_NS = np.append(LATENCY_BOUNDS_NS[:-1], np.iinfo(np.int64).max)
 
 
 def buckets(ns: Integers) -> Positions:
-    """Return the bucket of each time, which is 0 or more; in a third of the time of a search."""
+    """Return the bucket of each time, which is at least 0, three times as fast as a search."""
     cells = ns.astype(np.float64).view(np.int64)
     cells >>= _CELL_BITS
     cells -= _FIRST_CELL
-    # times below 1 ns are also in the first
+    # times below 1 ns are in the first cell
     bucket: Positions = _BUCKET_OF_CELL.take(cells, mode="clip")
     bucket += ns > _LAST_NS.take(bucket)
     return bucket
 
 
 def percentile(histogram: Sequence[int], q: float) -> float:
-    """Return the time in ns that the share `q` (0 to 1) took at most; 0.0 of an empty histogram.
+    """Return the quantile `q` (0 to 1) in ns; 0.0 for an empty histogram.
 
-    Linear within a bucket, which is 19 % wide. `histogram` may be the difference of two.
+    It is interpolated in a bucket, which is 19 % wide. `histogram` may be the difference of two.
     """
     if not 0 <= q <= 1:
         raise ValueError(f"percentile: q is {q}, it must be from 0 to 1")
@@ -188,7 +188,7 @@ def percentile(histogram: Sequence[int], q: float) -> float:
 
 
 def merged(starts: Integers, ends: Integers) -> tuple[Integers, Integers]:
-    """Merge intervals so that they neither overlap nor touch, in order; each has an end."""
+    """Merge intervals with ends into ordered ones that neither overlap nor touch."""
     if not starts.size:
         return starts, ends
     order = np.argsort(starts, kind="stable")
@@ -198,18 +198,20 @@ def merged(starts: Integers, ends: Integers) -> tuple[Integers, Integers]:
 
 
 def covered_ns(starts: Integers, ends: Integers, within: tuple[int, int] | None = None) -> int:
-    """Return how long merged intervals last; `within`: as far as they lie between these times."""
+    """Return the total length of merged intervals, or of their parts `within` two times."""
     if within is not None:
         starts, ends = np.maximum(starts, within[0]), np.minimum(ends, within[1])
     return int(np.maximum(ends - starts, 0).sum())
 
 
 def covered_until(times: Integers, starts: Integers, ends: Integers) -> npt.NDArray[np.float64]:
-    """Return how long, in ns, merged intervals had lasted at each of the times."""
+    """Return the ns that merged intervals cover before each time."""
     if not starts.size:
         return np.zeros(times.shape)
     lasted = np.cumsum(ends - starts)
-    edges = np.stack([starts, ends], 1).ravel() - starts[0]  # small: a double holds them exactly
+    edges = (
+        np.stack([starts, ends], 1).ravel() - starts[0]
+    )  # relative times: doubles hold them exactly
     reached = np.stack([lasted - (ends - starts), lasted], 1).ravel()
     covered: npt.NDArray[np.float64] = np.interp(times - starts[0], edges, reached)
     return covered

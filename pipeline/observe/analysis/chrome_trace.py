@@ -1,12 +1,12 @@
 """Spans and requests as Chrome trace events, which chrome://tracing and ui.perfetto.dev draw.
 
-The format is the "Trace Event Format": a process for the requests and one for each Op, a thread
-for each worker, slices ("B" to "E") for batches and their stages, in a request's row for the Ops
-that it passed in one trip, arrows ("s", "t", "f") that
-follow a request through the Ops, counters ("C") of the requests that wait in each channel.
+The format is the "Trace Event Format": the requests are a process, each Op is a process, and each
+worker is a thread. Slices ("B" to "E") are batches and their stages; in a request's row they are
+the Ops of one trip. Arrows ("s", "t", "f") follow a request through the Ops. Counters ("C") show
+the requests that wait in each channel.
 
-Slices are not "X" with a duration: Perfetto drops slices that overlap, as rounded sums do. Among
-events of the same time the order counts, so arrows follow directly after the "B" of their slice.
+Slices are not "X" with a duration: Perfetto drops slices that overlap, as rounded sums do. The
+order of simultaneous events counts, so arrows directly follow the "B" of their slice.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pipeline.observe.tables import batches, columns, walks
 
 Event = dict[str, Any]
 
-_REPLICA_IDS = 2**40  # data ids of one replica; JavaScript's numbers hold 8191 times as many
-_LANE_STEP = 100_000  # more than an Op has workers, whose further lanes are numbered beyond
-_AT_ONCE = 1000  # events that are made JSON of
+_REPLICA_IDS = 2**40  # data ids of one replica; JavaScript's numbers suffice for 8191 replicas
+_LANE_STEP = 100_000  # more than an Op's workers; further lanes of a worker have numbers above it
+_AT_ONCE = 1000  # events that are converted to JSON at once
 _MAX_IDS = 64  # data ids that one slice lists
 _STAGES = (
     ("preprocess", "start_ns", "preprocess_end_ns"),
@@ -35,7 +35,7 @@ _STAGES = (
     ("postprocess", "process_end_ns", "end_ns"),
 )
 _Part = tuple[str, int, int]
-"""A slice inside of another one: its name, begin and end, in ns."""
+"""A slice inside another one: its name, begin and end, in ns."""
 
 _PARTS = (
     ("wait", "start_ns", "admitted_ns"),
@@ -52,34 +52,34 @@ def events(
     replica: int | None = None,
     zero_ns: int = 0,
 ) -> list[Event]:
-    """Return trace events of what happened; `trace_json` makes a file of them.
+    """Return the trace events of a record; `trace_json` makes a file of them.
 
-    Several replicas of a server make one trace: concatenate the lists, each with its `replica`.
-    It takes some 50 us a span: for more than a few thousand, call it off the event loop.
+    For one trace of several replicas, concatenate their lists, each made with its `replica`. A span
+    takes some 50 us: call this off the event loop for more than a few thousand spans.
 
-    Spans of a batch are neighbours; times that are not known are -1. Requests may be missing.
-    `zero_ns` is the time that is 0 in the trace, see `first_time_ns`; `ts` are microseconds.
+    Spans of a batch are neighbours; unknown times are -1. Requests may be missing. `zero_ns` is
+    time 0 of the trace, see `first_time_ns`; `ts` are microseconds.
     """
     return _Tracer(names, replica, zero_ns).events(spans, requests)
 
 
 def first_time_ns(spans: Rows, requests: Rows) -> int:
-    """Return the earliest known time, or 0. Doubles hold the distances from it exactly."""
+    """Return the earliest known time, or 0. Doubles hold times relative to it exactly."""
     columns = [spans["ready_ns"], spans["start_ns"], requests["start_ns"], requests["admitted_ns"]]
     times = np.concatenate(columns)
     return int(times[times > 0].min()) if (times > 0).any() else 0
 
 
 def trace_json(events: Sequence[Event]) -> bytes:
-    """Return the file that the viewers open: a JSON list, an event a line."""
-    # In one go each of the many pieces keeps the 4 KB that orjson begins with, however short it is.
+    """Return the file for the viewers: a JSON list with one event per line."""
+    # In chunks: each piece keeps the 4 KB that orjson allocates first, even if it is short.
     starts = range(0, len(events), _AT_ONCE)
     pieces = (b",\n".join(map(orjson.dumps, events[at : at + _AT_ONCE])) for at in starts)
     return b"[" + b",\n".join(pieces) + b"]\n"
 
 
 class _Tracer:
-    """Numbers the processes: the requests' first, then the Ops', replica by replica from 1 on."""
+    """Makes the events of one replica; its processes are the requests, then the Ops."""
 
     def __init__(self, names: Sequence[str], replica: int | None, zero_ns: int) -> None:
         self._names = names
@@ -88,7 +88,7 @@ class _Tracer:
         self._prefix = "" if replica is None else f"copy {replica}: "
         self._zero_ns = zero_ns
         self._slices: list[Event] = []
-        self._ways: dict[int, list[Event]] = {}  # by data id: its arrow's ends, among the slices
+        self._ways: dict[int, list[Event]] = {}  # by data id: the points of its arrows
         self._walks: dict[tuple[int, int], list[str]] = {}
         self._walks_of: dict[int, list[_Part]] = {}  # by data id
 
@@ -140,7 +140,7 @@ class _Tracer:
     # Slices -----------------------------------------------------------------------------------
 
     def _add_requests(self, requests: Rows) -> None:
-        """Draw each request in the first lane that is free, since they overlap."""
+        """Draw each request in the first free lane, since requests overlap."""
         starts, ends = request_times(requests)
         known = np.flatnonzero((starts > 0) & (ends >= starts))
         known = known[np.argsort(starts[known], kind="stable")]
@@ -163,7 +163,7 @@ class _Tracer:
         self._end(place, end_ns)
 
     def _add_worker(self, ran: Rows, bounds: Sequence[tuple[int, int]]) -> None:
-        """Draw the batches of one worker, whose `bounds` are by their start."""
+        """Draw the batches of one worker; `bounds` are in the order of their starts."""
         first = [number for number, _ in bounds]
         lanes = _lanes(ran["start_ns"][first].tolist(), ran["end_ns"][first].tolist())
         pid, worker = self._pid(int(ran["op"][first[0]])), int(ran["worker"][first[0]])
@@ -184,7 +184,7 @@ class _Tracer:
             about["longest_wait_us"] = int(waits.max()) / 1e3
         if together := self._walks.get((row["data_id"], row["result_received_ns"])):
             about["in_one_go"] = together
-        outcome = int(batch["outcome"].max())  # one that failed colours the batch
+        outcome = int(batch["outcome"].max())  # a failed request colours the batch
         self._begin(place, name, row["start_ns"], _ending(outcome, **about))
         for data_id in ids:
             self._add_point(place, data_id, row["start_ns"])
@@ -199,7 +199,7 @@ class _Tracer:
         within: tuple[int, int],
         points: Sequence[str] = (),
     ) -> None:
-        """Add the slices inside a slice, as far as times are known, and arrows to some."""
+        """Add the slices with known times inside a slice, and points of arrows."""
         reached = max(1, within[0])
         for name, start, end in parts:
             if reached <= row[start] <= row[end] <= within[1]:
@@ -212,7 +212,7 @@ class _Tracer:
                 reached = row[end]
 
     def _add_walks(self, place: Event, data_id: int, within: tuple[int, int]) -> None:
-        """Add those of a request that do not overlap, which two side by side may."""
+        """Add a request's trips that do not overlap; trips of parallel branches may."""
         reached = within[0]
         for name, start, end in sorted(self._walks_of.get(data_id, ()), key=lambda part: part[1]):
             if reached <= start <= end <= within[1]:
@@ -221,7 +221,7 @@ class _Tracer:
                 reached = end
 
     def _add_point(self, place: Event, data_id: int, time_ns: int) -> None:
-        """Add a point where a request's arrow begins, ends or comes by; `_join` draws it."""
+        """Add a point of a request's arrow; `_join` draws the arrow."""
         if data_id >= 0:
             point = {**place, "ts": self._us(time_ns)}
             self._slices.append(point)
@@ -235,7 +235,7 @@ class _Tracer:
         self._slices.append({"ph": "E", **place, "ts": self._us(time_ns)})
 
     def _join(self, data_id: int, points: list[Event]) -> None:
-        """Make arrows of a request's points: from its own row to its batches in turn, and back."""
+        """Make arrows of a request's points: from its row to its batches in turn, and back."""
         points.sort(key=lambda point: float(point["ts"]))
         if len({(point["pid"], point["tid"]) for point in points}) < 2:
             for point in points:
@@ -246,7 +246,7 @@ class _Tracer:
             about = {"name": "request", "cat": "request", "id": self._first_id + data_id}
             point |= {"ph": route, **about}
             if route != "s":
-                point["bp"] = "e"  # to the slice around it, not to the next one
+                point["bp"] = "e"  # binds to the enclosing slice, not to the next one
 
     def _never_ran(self, spans: Rows) -> Iterator[Event]:
         mark = {"ph": "i", "s": "p", "tid": 0}  # across the Op's rows
@@ -271,7 +271,7 @@ class _Tracer:
 
 
 def split_batches(ran: Rows) -> list[tuple[int, int]]:
-    """Return `(first, stop)` of the rows of each batch; a row whose batch is not known is one."""
+    """Return `(first, stop)` of each batch's rows; a row of an unknown batch is a batch."""
     first, _ = batches(ran)
     return list(itertools.pairwise([*first.tolist(), ran.size]))
 
@@ -281,9 +281,9 @@ def depth(
     departures: npt.NDArray[np.int64],
     weights: npt.NDArray[Any] | None = None,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """Return how many are there, from when on: (times, counts), without two of the same time.
+    """Return how many intervals are open from each time on: (times, counts); times are distinct.
 
-    `weights`: how many each one stands for.
+    `weights` are how many each interval stands for.
     """
     if weights is None:
         weights = np.ones(arrivals.size, np.int64)
@@ -296,7 +296,7 @@ def depth(
 
 
 def _by_worker(ran: Rows, bounds: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Yield the batches of each worker of each Op, by their start."""
+    """Yield the batches of each worker of each Op, in the order of their starts."""
     jobs: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for first, stop in bounds:
         key = (int(ran["op"][first]), int(ran["worker"][first]))
@@ -306,12 +306,12 @@ def _by_worker(ran: Rows, bounds: Iterable[tuple[int, int]]) -> Iterator[list[tu
 
 
 def _lanes(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Return the first free lane for each of the intervals, which are in the order of their starts.
+    """Return the first free lane for each interval; intervals are in the order of their starts.
 
-    Slices of one row of a trace must not overlap.
+    Slices in one row of a trace must not overlap.
     """
     free: list[int] = []
-    taken: list[tuple[int, int]] = []  # (until when, lane)
+    taken: list[tuple[int, int]] = []  # (end, lane)
     lanes = []
     for start, end in zip(starts, ends, strict=True):
         while taken and taken[0][0] <= start:
@@ -331,7 +331,7 @@ def _plain(row: Any) -> dict[str, int]:
 
 
 def first_known(*columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the first time that is known of each row; -1 if there is none."""
+    """Return the first known time of each row; -1 if none is known."""
     values = np.full(columns[0].shape, -1, np.int64)
     for column in reversed(columns):
         values = np.where(column > 0, column, values)
@@ -339,13 +339,13 @@ def first_known(*columns: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def request_times(rows: Rows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return when each request began and ended, as far as that is known."""
+    """Return the known begin and end of each request."""
     starts = first_known(rows["start_ns"], rows["admitted_ns"], rows["dispatched_ns"])
     return starts, first_known(rows["end_ns"], rows["completed_ns"])
 
 
 def _ending(outcome: int, **about: Any) -> Event:
-    if outcome <= Outcome.OK:  # -1 is not known
+    if outcome <= Outcome.OK:  # -1: unknown
         return {"args": about}
     colour = "bad" if outcome == Outcome.PRODUCT else "terrible"  # yellow, red
     return {"args": {"outcome": Outcome(outcome).name, **about}, "cname": colour}

@@ -1,7 +1,7 @@
-"""Figures: the sums of spans and requests, as in the design document's chapter 6.4.
+"""Figures: sums over spans and requests.
 
-Times are those of batches: `prep`, `midp`, `postp` are the stages preprocess, process, postprocess
-of one batch, with all the requests in it.
+Times are times of batches: `prep`, `midp`, `postp` are the stages preprocess, process, postprocess
+of a batch with all its requests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Numbers = npt.NDArray[Any]
 
 
 def weighted(rows: Rows, weights: npt.NDArray[np.float64]) -> Rows:
-    """Return the rows with a field more, `weight`."""
+    """Return the rows with an additional field, `weight`."""
     table = np.empty(rows.size, [*rows.dtype.descr, ("weight", np.float64)])
     for name in rows.dtype.names or ():
         table[name] = rows[name]
@@ -33,17 +33,17 @@ def weighted(rows: Rows, weights: npt.NDArray[np.float64]) -> Rows:
 
 
 def count(rows: Rows) -> int:
-    """Return how many weighted rows stand for; at least one if there is any."""
+    """Return how many requests weighted rows stand for; at least one if there is a row."""
     return max(min(1, rows.size), round(float(rows["weight"].sum())))
 
 
 def ratio(number: float, by: float) -> float:
-    """Return `number / by`; NaN if that is 0."""
+    """Return `number / by`; NaN if `by` is 0."""
     return float(number / by) if by else math.nan
 
 
 class Durations(NamedTuple):
-    """Times in ns, and how many each stands for."""
+    """Times in ns, and the weight of each."""
 
     ns: Numbers
     weights: Numbers
@@ -55,40 +55,40 @@ class Durations(NamedTuple):
 
     @property
     def mean_ms(self) -> float:
-        """Their mean; NaN if there are none."""
+        """Mean; NaN without times."""
         return ratio((self.ns * self.weights).sum(), self.weights.sum()) / 1e6
 
     def percentile_ms(self, percent: float) -> float:
-        """Return the percentile; NaN if there are none."""
+        """Return the percentile; NaN without times."""
         return percentile(self.ns, self.weights, percent) / 1e6 if self.ns.size else math.nan
 
 
 def durations(rows: Rows, first: str, last: str) -> Durations:
-    """Return the time from one to the other, of each weighted row of which both are known."""
+    """Return the time between two fields of each weighted row, if both are known."""
     known = (rows[first] > 0) & (rows[last] >= rows[first])
     return Durations(rows[last][known] - rows[first][known], rows["weight"][known])
 
 
 def percentile(values: Numbers, weights: Numbers, percent: float) -> float:
-    """Return the percentile of at least one value, between values if it lies there, as numpy's."""
+    """Return the percentile of at least one value, interpolated as numpy does."""
     if (weights == weights[0]).all():
         return float(np.percentile(values, percent))
     order = np.argsort(values, kind="stable")
     weights = weights[order]
-    # A value's place is the middle of its weight; of equal weights that is what numpy does.
+    # A value's position is the middle of its weight; with equal weights this is numpy's rule.
     places = np.cumsum(weights) - weights / 2
     place = places[0] + percent / 100 * (places[-1] - places[0])
     return float(np.interp(place, places, values[order]))
 
 
-_MAX_WALKED = 20_000  # requests whose way through the graph is looked at
+_MAX_WALKED = 20_000  # requests whose paths are followed
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The way on which most requests were slowest: Ops by name, their cost, the waiting in between.
+    """The most frequent critical path: names of Ops, their cost, the waiting in between.
 
-    `share` of all requests took it.
+    `share` is its share of all requests.
     """
 
     ops: tuple[str, ...]
@@ -98,9 +98,9 @@ class Path:
 
 
 def critical_path(spans: Rows, names: Sequence[str]) -> Path | None:
-    """Return what most requests waited for, from their last span back to the first.
+    """Return the most frequent critical path, from a request's last span back to the first.
 
-    The span before another one on that way is the one that ended last before that was ready.
+    The predecessor of a span is the span that ended last before it was ready.
     """
     is_known = (spans["data_id"] >= 0) & (spans["worker"] != NO_WORKER) & (spans["ready_ns"] > 0)
     known = spans[is_known]
@@ -132,7 +132,7 @@ def _weights(ways: Sequence[_Way]) -> Numbers:
 
 
 def _ways(ordered: Rows) -> Iterator[_Way]:
-    """Yield the way of each request; `ordered` is by data id, then by end."""
+    """Yield the path of each request; `ordered` is sorted by data id, then by end."""
     ids = ordered["data_id"]
     bounds = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), ids.size]
     columns = [ordered[name] for name in ("op", "ready_ns", "start_ns", "end_ns", "weight")]
@@ -146,18 +146,18 @@ def _ways(ordered: Rows) -> Iterator[_Way]:
             yield path[::-1]
 
 
-_MIN_FITTED = 10  # batches, for a line through their times
-_MIN_SHARE = 1e-12  # a share, for its logarithm
-_SMOOTHED = 50  # spans of a sample, over which what waits is averaged
+_MIN_FITTED = 10  # minimum number of batches for a line through their times
+_MIN_SHARE = 1e-12  # minimum share, for its logarithm
+_SMOOTHED = 50  # spans of a sample over which the waiting requests are averaged
 
 
 def op_concurrency(cost_s: float, per_s: float) -> float:
-    """Return workers that an Op needs for `per_s` requests/s, each of which takes it `cost_s`."""
+    """Return the workers that an Op needs for `per_s` requests/s of `cost_s` each."""
     return cost_s * per_s
 
 
 def avg_batch_cost(size: float, prep: float, midp: float, postp: float) -> float:
-    """Return what a request of a batch takes, if only `prep` is its own, the rest the batch's."""
+    """Return the cost of a request in a batch: its own `prep` and its share of the other stages."""
     return (size * prep + midp + postp) / size
 
 
@@ -175,14 +175,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class OpFigures:
-    """One Op. Times are means in ms; stages are those of batches that brought a result.
+    """One Op. Times are means in ms; stages are those of batches with a result.
 
-    `requests` ran, `failed` of them had no result; `never_ran` are not among them. `visits` is the
-    mean number of spans of a request here, below one where some requests do not pass. `workers` is
-    the number of workers that worked, at most the configured number. `busy` is their share of the
-    time that there was
-    anything to do. `waiting` is the mean number in the channel, `growth_per_s` by how many it grew
-    while requests arrived. `line` is None while all batches have one size. Not known: NaN.
+    `requests` is the number that ran, `failed` those of them without a result; `never_ran` are not
+    included. `visits` is the mean number of spans of a request here, below one if some requests
+    skip the Op. `workers` is the number of workers that worked, at most the configured number.
+    `busy` is their share of the time in which requests were there. `waiting` is the mean number in
+    the channel, `growth_per_s` its growth while requests arrived. `line` is None if all batches
+    have one size. Unknown figures are NaN.
     """
 
     name: str
@@ -216,12 +216,12 @@ class OpFigures:
 
     @property
     def request_cost_ms(self) -> float:
-        """Of one request: its share of a batch."""
+        """Cost of one request: its share of a batch."""
         return self.cost_ms / self.batch_size
 
     @property
     def capacity_per_s(self) -> float:
-        """Requests of the service that these workers can keep up with."""
+        """Requests/s of the service that these workers can process."""
         if not self.batches or not self.visits:
             return math.inf
         each_s = self.request_cost_ms / 1e3 * self.visits
@@ -230,7 +230,7 @@ class OpFigures:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Times of requests that were answered, in ms; NaN if there are none."""
+    """Times of answered requests in ms; NaN without such requests."""
 
     mean: float
     p50: float
@@ -240,9 +240,9 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """Streams of an Op, or of the answers, whose `name` is "": times in ms.
+    """Streams of an Op, or of the answers (`name` is ""). Times in ms.
 
-    `first` is the time until the first part, `gap_ms` the mean from one part to the next.
+    `first` is the time until the first part, `gap_ms` the mean time between two parts.
     """
 
     name: str
@@ -256,10 +256,10 @@ class StreamFigures:
 class Figures:
     """A whole record. `seconds` is the time in which at least one request was there.
 
-    Figures of all requests, of which `told` are in the record: fewer in a sample. Besides the
-    `failed` ones there are `given_up` ones, whose callers went away, and `refused` ones, which were
-    invalid. `inside` is the mean number of requests in the graph.
-    `let_in_ms`, `unpack_ms`, `graph_ms` and `pack_ms` are the mean parts of `latency`.
+    The figures are those of all requests; `told` of them are in the record, fewer in a sample.
+    `given_up` are requests whose callers went away, `refused` are invalid requests; neither is
+    among the `failed`. `inside` is the mean number of requests in the graph. `let_in_ms`,
+    `unpack_ms`, `graph_ms` and `pack_ms` are the mean parts of `latency`.
     """
 
     seconds: float
@@ -280,7 +280,7 @@ class Figures:
 
     @property
     def per_s(self) -> float:
-        """Requests that ended, well or not, each second; NaN for an empty record."""
+        """Requests/s that ended, also in failure; NaN for an empty record."""
         return self.requests / self.seconds if self.seconds else math.nan
 
 
@@ -305,9 +305,9 @@ def figures_of(
     sample: Sample | None = None,
     streams: Rows = NO_STREAMS,
 ) -> Figures:
-    """Add up a record, of which the rows are all, or a `sample`.
+    """Add up a record of all rows or of a `sample`.
 
-    Without requests these are counted by their spans. Of `names` Ops without spans are left out.
+    Without request rows, requests are counted by spans. Ops without spans are left out.
     """
     sample = sample or Sample.whole(spans, requests)
     spans, requests = weighted(spans, sample.spans), weighted(requests, sample.requests)
@@ -357,12 +357,12 @@ def _ops(
 
 
 def _most_spans(spans: Rows) -> int:
-    """Return how many requests there were at least: the most of any Op."""
+    """Return the minimum number of requests: the highest number of an Op."""
     return max((count(spans[spans["op"] == op]) for op in np.unique(spans["op"])), default=0)
 
 
 def _of_requests(spans: Rows, requests: Rows) -> Rows:
-    """Return the spans of these requests, in a sample those it has, with the requests' weight."""
+    """Return the spans of these requests with the requests' weights."""
     own_spans = spans[np.isin(spans["data_id"], requests["data_id"])]
     order = np.argsort(requests["data_id"], kind="stable")
     places = np.searchsorted(requests["data_id"], own_spans["data_id"], sorter=order)
@@ -404,7 +404,7 @@ def _op_figures(name: str, spans: Rows, seconds: float, visits: float) -> OpFigu
 
 
 def _gathering(spans: Rows) -> tuple[int, float]:
-    """Return the most that waited in a channel, and its growth in arriving requests/s."""
+    """Return the maximum number in a channel, and its growth in arriving requests/s."""
     known = spans[spans["ready_ns"] > 0]
     if not known.size:
         return 0, math.nan
@@ -421,24 +421,24 @@ def _most_waiting(known: Rows) -> int:
     times, counts = depth(known["ready_ns"], known["start_ns"], known["weight"])
     if (known["weight"] == 1).all() or times[0] == times[-1]:
         return round(float(counts.max()))
-    # One request of a sample does not stand for many that came at the same instant: of what waits
-    # the mean is known, over stretches with enough of the sample.
+    # A request of a sample does not stand for many simultaneous ones: only the mean number of
+    # waiting requests is known, over stretches with enough spans of the sample.
     edges = np.linspace(0, times[-1] - times[0], 1 + math.ceil(known.size / _SMOOTHED))
     waited = np.append(0, np.cumsum(counts[:-1] * np.diff(times)))
     return round(float((np.diff(np.interp(edges, times - times[0], waited)) / edges[1]).max()))
 
 
 def _line(sizes: Numbers, costs_ms: Numbers, weights: Numbers) -> Line | None:
-    """Fit a line through the times of batches by their size; None: it is unknown."""
+    """Fit a line through the times of batches by size; None if there are too few sizes."""
     if sizes.size < _MIN_FITTED or np.unique(sizes).size < 2:
         return None
     known = np.unique(sizes)
-    # Medians: a warm-up counts for little.
+    # Medians, so that the warm-up counts little.
     medians = [percentile(costs_ms[sizes == size], weights[sizes == size], 50) for size in known]
     counts = [weights[sizes == size].sum() for size in known]
     fit = np.polynomial.polynomial.polyfit(known, medians, 1, w=np.sqrt(counts))
     fixed_ms, each_ms = fit.tolist()
-    if each_ms <= 0:  # larger batches do not take longer
+    if each_ms <= 0:  # larger batches are not slower
         return Line(percentile(costs_ms, weights, 50), 0.0)
     if fixed_ms <= 0:
         return Line(0.0, float((costs_ms * weights).sum() / (sizes * weights).sum()))
@@ -449,7 +449,7 @@ def _line(sizes: Numbers, costs_ms: Numbers, weights: Numbers) -> Line | None:
 
 
 def _busy_s(spans: Rows, starts: Numbers, ends: Numbers, loads: Rows) -> float:
-    """Return how long there was a request, told or not, or a span of one that has not ended."""
+    """Return how long requests were there: in the record, left out of it, or not ended yet."""
     ran = spans[spans["worker"] != NO_WORKER]
     starts = np.concatenate([starts, first_known(ran["ready_ns"], ran["start_ns"])])
     ends = np.concatenate([ends, ran["end_ns"]])
@@ -469,7 +469,7 @@ def _untold_ns(starts: Numbers, ends: Numbers, loads: Rows) -> float:
     told_ns = told_until[last] - told_until[first]
     free_ns = loads["end_ns"] - loads["begin_ns"] - told_ns
     share = np.clip((loads["busy_ns"] - told_ns) / np.maximum(free_ns, 1.0), 0.0, 1.0)
-    # Nobody is there when nobody is in any of the server's copies, which overlap as chance has it.
+    # Idle means that all replicas are idle; their busy times overlap at random.
     nobody = np.log(np.maximum(1.0 - share, _MIN_SHARE))
     change = np.bincount(first, nobody, edges.size) - np.bincount(last, nobody, edges.size)
     untold_ns = np.diff(edges) - np.diff(told_until)

@@ -24,13 +24,13 @@ _DERIVED = ("batch_size", "cost_ms", "request_cost_ms", "capacity_per_s")  # of 
 def report_text(name: str, figures: Figures, advice: Advice, damaged: int = 0) -> str:
     """Return what `python -m pipeline analyse` prints of the record `name`.
 
-    `damaged` lines of it could not be read.
+    `damaged` is the number of unreadable lines.
     """
     return "\n".join([*_lines(name, figures, advice, damaged), ""])
 
 
 def report_json(figures: Figures, advice: Advice) -> bytes:
-    """Return it for programs: `figures`, `advice`, and as `config` what `op:` is to have.
+    """Return the report as JSON: `figures`, `advice`, and the advised `op:` as `config`.
 
     An unknown value is null.
     """

@@ -1,7 +1,7 @@
-"""A fair sample of the requests and streams that a profile tells of, and what they stand for.
+"""A fair sample of a profile's requests and streams, and their weights.
 
-The data id alone decides whether a request is in the sample, so that either all of its rows are in
-it or no row; a request in a sample of 1 in 8 is also in one of 1 in 4.
+The data id alone decides whether a request is in the sample. So the sample has all of its rows or
+none, and a request in a sample of 1 in 8 is also in a sample of 1 in 4.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from pipeline.engine.journal.journal import PartKind, Rows, part_records
 from pipeline.observe.tables import Integers, batches, covered_ns, merged
 
 _WINDOW_NS = 10**9
-_MARGIN = 0.8  # of what may be written: a larger sample is taken if it stays below that
+_MARGIN = 0.8  # a larger sample is taken if it stays below this share of the limit
 _MAX_HALVINGS = 40
-_MAX_CHANGES = 64  # that are kept, for requests that began before them
-# 2**64 over the golden ratio: multiples of it spread evenly.
+_MAX_CHANGES = 64  # that are remembered, for requests that began before them
+# 2**64 / golden ratio: its multiples are spread evenly.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LAST = np.uint64(2**64 - 1)
 
 LOAD = np.dtype([(name, np.int64) for name in ("begin_ns", "end_ns", "busy_ns")])
-"""An interval whose record lacks some requests: for how much of it at least one request was
-there."""
+"""An interval whose record lacks some requests, and for how long a request was there."""
 
 NO_LOADS: Rows = np.empty(0, LOAD)
 
 
 class Strides(NamedTuple):
-    """Of each span and request, one of how many it is; 0: it is there for its batch's sake."""
+    """For each span and request, how many it stands for; 0: it only completes a batch."""
 
     spans: Integers
     requests: Integers
@@ -44,15 +43,15 @@ class SampledRows(NamedTuple):
 
     spans: Rows
     requests: Rows
-    strides: Strides | None  # None: all requests
+    strides: Strides | None  # None: not a sample
     loads: Rows
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The weights of rows: how many each one stands for; those of one batch have the same.
+    """Weights of rows: how many each row stands for; rows of one batch have one weight.
 
-    `loads` are LOAD rows; those of several replicas of a server overlap.
+    `loads` are LOAD rows; those of several replicas overlap.
     """
 
     spans: npt.NDArray[np.float64]
@@ -61,21 +60,22 @@ class Sample:
 
     @classmethod
     def whole(cls, spans: Rows, requests: Rows) -> Sample:
-        """Return the sample in which nothing is missing."""
+        """Return the sample that has all rows."""
         return cls(np.ones(spans.size), np.ones(requests.size), NO_LOADS)
 
 
 class Sampler:
-    """Chooses requests: all while there are few. It adapts to more at once, to fewer each second.
+    """Chooses requests: all of them while there are few.
 
-    `per_s` are chosen a second at most, and of more not below two fifths of that. `id_step` is that
-    from one data id of this process to the next.
+    It adapts to a higher rate at once, to a lower one each second. It chooses at most `per_s` a
+    second, and at least two fifths of `per_s` if there are more. `id_step` is the distance of this
+    process's data ids.
     """
 
     def __init__(self, per_s: int, id_step: int = 1) -> None:
         self._per_s = per_s
         self._id_step = id_step
-        # From each of these data ids on, the sample is halved that often.
+        # (data id, how often the sample is halved from this id on)
         self._since = np.array([np.iinfo(np.int64).min])
         self._halvings = np.zeros(1, np.uint64)
         self._newest: int | None = None
@@ -86,7 +86,7 @@ class Sampler:
         self._is_cut = False
 
     def choose(self, spans: Rows, requests: Rows) -> SampledRows:
-        """Return the rows to be written of a flush. It takes some 0.1 us a row."""
+        """Return the rows of a flush to write. It takes some 0.1 us a row."""
         self._adapt(self._count(spans, requests))
         starts, ends = requests["start_ns"], requests["end_ns"]
         known = (starts > 0) & (ends >= starts)
@@ -94,7 +94,7 @@ class Sampler:
         span_strides = self._strides(spans["data_id"])
         request_strides = self._strides(requests["data_id"])
         told_spans = span_strides > 0
-        if spans.size:  # and what was in one batch with them
+        if spans.size:  # and the rest of their batches
             first, sizes = batches(spans)
             told_spans = np.repeat(np.logical_or.reduceat(told_spans, first), sizes)
         told_requests = request_strides > 0
@@ -108,7 +108,7 @@ class Sampler:
         )
 
     def end(self) -> Rows:
-        """Close the window; return its LOAD row, empty if the record has all of its requests."""
+        """Close the window; return its LOAD row, empty if the record has all its requests."""
         begin_ns, end_ns = self._begin_ns, self._latest_ns
         pieces = self._covered or [np.empty((2, 0), np.int64)]
         starts, ends = merged(*np.concatenate(pieces, axis=1))
@@ -119,7 +119,7 @@ class Sampler:
         return np.array([(begin_ns, end_ns, busy_ns)], LOAD) if is_cut else NO_LOADS
 
     def _count(self, spans: Rows, requests: Rows) -> int:
-        """Move on in time and data ids: how many requests began since the last flush."""
+        """Advance time and data ids; return how many requests began since the last flush."""
         ids = [rows["data_id"] for rows in (spans, requests) if rows.size]
         ends = [rows["end_ns"] for rows in (spans, requests) if rows.size]
         if self._newest is None:
@@ -137,9 +137,9 @@ class Sampler:
         return count
 
     def _adapt(self, count: int) -> None:
-        """Halve or double the sample, from the requests on that have just begun."""
+        """Halve or double the sample for requests that begin from now on."""
         seconds = (self._latest_ns - self._begin_ns) / _WINDOW_NS
-        # A flush is of a second at most, so that `count` is no more than the rate.
+        # A flush covers at most a second, so `count` does not exceed the rate.
         rate = max(self._begun / max(1.0, seconds), count)
         now, needed = int(self._halvings[-1]), self._needed(rate)
         if needed < now:
@@ -154,7 +154,7 @@ class Sampler:
         return min(halvings, _MAX_HALVINGS)
 
     def _strides(self, ids: Integers) -> Integers:
-        """Return 1 in how many is in the sample, of each request's time; 0: it is not."""
+        """Return each request's stride in the sample of its time; 0: it is not in it."""
         place = np.maximum(np.searchsorted(self._since, ids, side="right") - 1, 0)
         halvings = self._halvings[place]
         is_in = ids.astype(np.uint64) * _GOLDEN <= _LAST >> halvings
@@ -168,14 +168,14 @@ STREAM = np.dtype(
         for name in ("data_id", "target", "parts", "begin_ns", "first_ns", "last_ns", "weight")
     ]
 )
-"""A stream: its request, whose it is (an Op, PIPELINE: the answer), how many parts it had, when the
-first one began to be made, went out, and the last one did; how many streams it stands for."""
+"""A stream: its request, its source (an Op, or PIPELINE for the answer), its number of parts, when
+the first part was begun and sent, when the last one was sent, and its weight."""
 
 NO_STREAMS: Rows = np.empty(0, STREAM)
 
 
 class OpenStreams:
-    """Sums up the parts of each stream until its request has ended."""
+    """Adds up the parts of each stream until its request has ended."""
 
     def __init__(self) -> None:
         self._of: dict[int, dict[int, list[int]]] = {}  # by data id and target: a row's numbers
@@ -190,9 +190,9 @@ class OpenStreams:
             times[3] = row.end_ns
 
     def take(self, ended: Rows, reported: Rows, strides: Sequence[int] | None = None) -> Rows:
-        """Forget the streams of requests that have ended; return those of them that are `told`.
+        """Forget the streams of ended requests; return those of the `reported` requests.
 
-        `strides`: how many each of these stands for; None: for itself.
+        `strides` are how many each of these requests stands for; None means one.
         """
         if not self._of:
             return NO_STREAMS

@@ -1,6 +1,6 @@
 """OpenTelemetry's logs and metrics; its traces are in `pipeline.tracing`.
 
-Nothing of its packages is imported before it is wanted.
+Its packages are imported only when they are needed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def open_logs(pipeline_name: str) -> OtelLogSink | None:
-    """Return the sink of log records; None: the environment says that nothing is exported.
+    """Return the sink of log records; None if the environment disables the export.
 
-    InitError: the extra `otel` is not installed, or the environment names what is not there.
+    Raises InitError: the extra `otel` is not installed, or an exporter in the environment is.
     """
     try:
         from pipeline.observe.otel.logs import connect_logs
@@ -28,7 +28,7 @@ def open_logs(pipeline_name: str) -> OtelLogSink | None:
 
 
 def open_metrics(pipeline_name: str, collect: Callable[[], Awaitable[bytes]]) -> OtelMetrics | None:
-    """Return what sends metrics, which `collect` returns as text; None and InitError as above."""
+    """Return the exporter of the metrics that `collect` returns; None and InitError as above."""
     try:
         from pipeline.observe.otel.metrics import connect_metrics
     except ImportError as error:
@@ -37,7 +37,7 @@ def open_metrics(pipeline_name: str, collect: Callable[[], Awaitable[bytes]]) ->
 
 
 def missing(error: ImportError) -> InitError:
-    """Return what is said where the extra `otel` is not installed."""
+    """Return the error for a missing extra `otel`."""
     return InitError(
         f"opentelemetry: it needs packages that are missing ({error}): "
         "pip install 'pipeline-serving[otel]'"

@@ -1,4 +1,4 @@
-"""Exporters of a signal, as the OTEL_* environment says, and the service that it is sent for."""
+"""Exporters and the service name from the OTEL_* environment."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pipeline.config.schema import Signal
 from pipeline.errors import InitError, one_line
 
 CLOSE_S = 5.0
-"""Time that a collector which does not answer gets when the server stops."""
+"""Time that the server waits for a collector when it stops."""
 
 _PROTOCOLS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
 
 
 def exporters_of(signal: Signal) -> list[Any]:
-    """Return the exporters that the environment names, `otlp` if it names none.
+    """Return the exporters that the environment names; `otlp` if it names none.
 
-    []: it says that nothing is exported. InitError: an exporter or protocol that is not there, or
-    that cannot be made.
+    [] if it disables the export. Raises InitError: an exporter or protocol does not exist or
+    cannot be made.
     """
     if setting(OTEL_SDK_DISABLED).lower() == "true":
         return []
@@ -34,19 +34,19 @@ def exporters_of(signal: Signal) -> list[Any]:
 
 
 def resource_of(pipeline_name: str) -> Resource:
-    """Return what signals come from: the service that the environment names, else the pipeline."""
+    """Return the service of signals: the environment's, otherwise the pipeline."""
     named = OTELResourceDetector().detect().attributes
     return Resource.create({"service.name": named.get("service.name") or pipeline_name})
 
 
 def setting(variable: str) -> str:
-    """Return a variable of the environment; "" if it is not set."""
+    """Return an environment variable; "" if it is not set."""
     return os.environ.get(variable, "").strip()
 
 
 @contextmanager
 def impatience(exporters: Sequence[Any], close_s: float) -> Iterator[None]:
-    """Shut exporters down if the block takes too long: a collector may never answer."""
+    """Shut down exporters if the block takes too long: a collector may never answer."""
 
     def give_up() -> None:
         for exporter in exporters:
@@ -64,7 +64,7 @@ def impatience(exporters: Sequence[Any], close_s: float) -> Iterator[None]:
 
 
 def _otlp(signal: Signal) -> str:
-    """Return the exporter of the protocol that is set, for the signal or for all of them."""
+    """Return the exporter of the protocol that is set for the signal or for all signals."""
     variables = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", OTEL_EXPORTER_OTLP_PROTOCOL)
     variable = next(filter(setting, variables), OTEL_EXPORTER_OTLP_PROTOCOL)
     protocol = setting(variable) or "grpc"
@@ -89,7 +89,7 @@ def _exporter(signal: Signal, name: str) -> Any:
         )
     try:
         return points[0].load()()
-    except Exception as error:  # another package's code, which reads the environment
+    except Exception as error:  # code of another package, which reads the environment
         raise InitError(
             f"opentelemetry: the exporter {name!r} cannot be made: {one_line(str(error))}"
         ) from error

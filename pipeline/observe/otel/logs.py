@@ -1,4 +1,4 @@
-"""OtelLogSink: log records to OpenTelemetry's collectors, each with its trace."""
+"""OtelLogSink: sends log records with their traces to OpenTelemetry's collectors."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SEVERITIES = (
 
 
 class OtelLogSink(LogSink):
-    """A LogSink that hands records to exporters, in batches, from a thread of the SDK's.
+    """A LogSink that passes records to exporters in batches, on a thread of the SDK.
 
-    `close_s` is what a collector that does not answer gets at the end.
+    `close_s` limits the wait for a collector at the end.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class OtelLogSink(LogSink):
         self._loggers: dict[str, Logger] = {}
 
     def write(self, record: logging.LogRecord) -> None:
-        """See `LogSink`. The SDK drops the oldest records that wait when there are too many."""
+        """See `LogSink`. If too many records wait, the SDK drops the oldest."""
         try:
             self._logger(record.name).emit(as_otel(record))
-        except Exception:  # the SDK's code; not by our own log, which would come back here
+        except Exception:  # raised by the SDK; the `pipeline` log would come back here
             logging.getLogger("opentelemetry").exception("a log record could not be exported")
 
     def close(self) -> None:
-        """Export what waits; what a collector does not take in time is lost."""
+        """Export the waiting records; records that a collector does not accept in time are lost."""
         with impatience(self._exporters, self._close_s):
             self._provider.shutdown()
 
@@ -67,7 +67,7 @@ class OtelLogSink(LogSink):
 
 
 def as_otel(record: logging.LogRecord) -> LogRecord:
-    """Return a record as OpenTelemetry has them, with its conventions' names."""
+    """Return a record in OpenTelemetry's form, with the names of its conventions."""
     attributes: dict[str, Any] = {
         "code.file.path": record.pathname,
         "code.line.number": record.lineno,
@@ -102,11 +102,11 @@ def as_otel(record: logging.LogRecord) -> LogRecord:
 
 
 def severity_of(level: int) -> SeverityNumber:
-    """Return OpenTelemetry's number for a level, that of the next lower one that has a name."""
+    """Return OpenTelemetry's number of the nearest named level that is not above `level`."""
     return next((number for least, number in _SEVERITIES if level >= least), SeverityNumber.TRACE)
 
 
 def connect_logs(pipeline_name: str) -> OtelLogSink | None:
-    """Return a sink as the environment says; None if it says that nothing is exported."""
+    """Return the environment's sink; None if it disables the export."""
     exporters = exporters_of("logs")
     return OtelLogSink(exporters, resource_of(pipeline_name)) if exporters else None

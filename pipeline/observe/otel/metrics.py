@@ -1,4 +1,4 @@
-"""OtelMetrics: all of /metrics to OpenTelemetry's collectors, at an interval."""
+"""OtelMetrics: sends all of /metrics to OpenTelemetry's collectors at an interval."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ _CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 Labels = tuple[tuple[str, str], ...]
 Collect = Callable[[], Awaitable[bytes]]
-"""Returns what /metrics says, in Prometheus' text format."""
+"""Returns /metrics in Prometheus' text format."""
 
 
 class OtelMetrics:
-    """Sends what `collect` returns each `interval_s`, and once more at the end.
+    """Sends the result of `collect` each `interval_s`, and once more at the end.
 
-    A collector that does not answer keeps nobody waiting: while one turn is on its way no other
-    begins.
+    A slow collector delays nothing else: the next export begins after the last one has ended.
     """
 
     def __init__(
@@ -70,11 +69,11 @@ class OtelMetrics:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; on the loop."""
+        """Begin to send; on the event loop."""
         self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """Send the last figures, and let go of the exporters."""
+        """Send the last figures and close the exporters."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -86,19 +85,19 @@ class OtelMetrics:
             await asyncio.sleep(self._interval_s)
             try:
                 text = await self._collect()
-            except Exception:  # sinks of plug-ins may also have metrics
+            except Exception:  # plug-ins' sinks may also have metrics
                 _LOGGER.exception("metrics could not be collected")
             else:
                 await asyncio.to_thread(self._send, text)
 
     def _send(self, text: bytes) -> None:
-        """Send the figures; in a thread."""
+        """Send the figures; on a thread."""
         try:
             now_ns = time.time_ns()
             data = metrics_data(families_of(text), self._resource, self._start_ns, now_ns)
             for exporter in self._exporters:
                 exporter.export(data)
-        except Exception:  # the SDK's code; it must not end the server
+        except Exception:  # raised by the SDK; it must not end the server
             _LOGGER.exception("metrics could not be exported")
 
     def _end(self, text: bytes) -> None:
@@ -111,10 +110,10 @@ class OtelMetrics:
 def metrics_data(
     families: Iterable[Any], resource: Resource, start_ns: int, now_ns: int
 ) -> MetricsData:
-    """Return families of Prometheus' library as OpenTelemetry has them, by the same names.
+    """Return the Prometheus library's families in OpenTelemetry's form, with the same names.
 
-    Counters are cumulative sums since `start_ns`, without `_total` as is usual there. A summary is
-    three: `_count` and `_sum`, and a gauge with the label `quantile`.
+    Counters are cumulative sums since `start_ns`, without `_total`, as usual in OpenTelemetry. A
+    summary becomes three metrics: `_count`, `_sum`, and a gauge with the label `quantile`.
     """
     metrics = [metric for family in families for metric in _metrics_of(family, start_ns, now_ns)]
     scope = ScopeMetrics(_SCOPE, metrics, "")
@@ -138,7 +137,7 @@ def _metrics_of(family: Any, start_ns: int, now_ns: int) -> Iterator[Metric]:
 
 
 def _histogram(family: Any, start_ns: int, now_ns: int) -> Histogram:
-    """Return a histogram: counts of each bucket alone, where Prometheus has those of all below."""
+    """Return a histogram with a count per bucket; Prometheus' counts are cumulative."""
     up_to: dict[Labels, dict[float, float]] = {}
     sums: dict[Labels, float] = {}
     for sample in family.samples:
@@ -154,15 +153,22 @@ def _histogram(family: Any, start_ns: int, now_ns: int) -> Histogram:
         totals = [int(buckets[bound]) for bound in bounds]
         counts = [total - below for total, below in zip(totals, (0, *totals), strict=False)]
         finite = [bound for bound in bounds if math.isfinite(bound)]
-        known: Any = (totals[-1], sums.get(key, 0.0), counts, finite, None, None)  # no min, no max
+        known: Any = (
+            totals[-1],
+            sums.get(key, 0.0),
+            counts,
+            finite,
+            None,
+            None,
+        )  # without min and max
         points.append(HistogramDataPoint(dict(key), start_ns, now_ns, *known))
     return Histogram(points, _CUMULATIVE)
 
 
 def connect_metrics(pipeline_name: str, collect: Collect) -> OtelMetrics | None:
-    """Return what sends metrics as the environment says; None if nothing is exported.
+    """Return the environment's exporter of metrics; None if it disables the export.
 
-    InitError: an exporter is not installed, or the interval is not a number.
+    Raises InitError: an exporter is not installed, or the interval is not a number.
     """
     exporters = exporters_of("metrics")
     if not exporters:

@@ -1,12 +1,11 @@
-"""PROFILE lines: what happened, as text that the predecessor's tools and ours read.
+"""PROFILE lines: spans and requests as text, for the predecessor's tools and this library's.
 
 A line has four fields between tabs: `PROFILE`, `pid:<pid>`, the predecessor's events
-(`prep#[<op>|<worker>]_0:<epoch us> ..._1:<us> midp#... postp#...`, or those of a request), and one
-that only we write: the same rows complete, as JSON. A line without any event, of a span that never
-ran, begins with `PROFILE-NONE`: the predecessor's reader fails on a line that has no event.
+(`prep#[<op>|<worker>]_0:<epoch us> ..._1:<us> midp#... postp#...`, or those of a request), and a
+field that only this library writes: the complete rows as JSON. The line of a span that never ran
+has no event and begins with `PROFILE-NONE`: the predecessor's reader fails on lines without events.
 
-Not every request need have lines (see `observe.analysis.sampling`): each says then how many it
-stands for.
+In a sample (see `observe.analysis.sampling`) each line says how many requests it stands for.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _SHARED = ("op", "worker", "batch", *_SPAN_TIMES[1:])
 _OWN = ("data_id", "rows", "outcome", "ready_ns")
 _REQUEST_TIMES = ("start_ns", "admitted_ns", "dispatched_ns", "completed_ns", "end_ns")
 
-# The values that a server can have written: code that sums them up need not expect others.
+# The ranges that a server writes: the code that adds up values relies on them.
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Weight = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Time = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
@@ -73,7 +72,7 @@ Ending = Annotated[int, msgspec.Meta(ge=-1, le=int(max(Outcome)))]
 class _BatchLine(msgspec.Struct, tag_field="kind", tag="batch", omit_defaults=True):
     """Fourth field: the requests of one batch, or the requests that ended together without a batch.
 
-    `stands_for` that many requests' spans, which were in batches like this; None: its own.
+    `stands_for`: number of requests with spans in such batches; None: only its own.
     """
 
     op: str
@@ -89,7 +88,7 @@ _RequestRow = tuple[Int64, Ending, Int64, Time, Time, Time, Time, Time, Int64, I
 
 
 class _RequestLine(msgspec.Struct, tag_field="kind", tag="request", omit_defaults=True):
-    """Fourth field: one request, and how many it stands for. `op`: its target, None: all Ops."""
+    """Fourth field: one request, and how many it stands for. `op` is its target; None: all Ops."""
 
     op: str | None
     data_id: DataId
@@ -98,7 +97,7 @@ class _RequestLine(msgspec.Struct, tag_field="kind", tag="request", omit_default
 
 
 class _StreamLine(msgspec.Struct, tag_field="kind", tag="stream", omit_defaults=True):
-    """Fourth field: one stream of a request. `op`: whose it is, None: the answer's."""
+    """Fourth field: one stream of a request. `op` is its source; None: the answer."""
 
     op: str | None
     data_id: DataId
@@ -110,7 +109,7 @@ class _StreamLine(msgspec.Struct, tag_field="kind", tag="stream", omit_defaults=
 
 
 class _LoadLine(msgspec.Struct, tag_field="kind", tag="load"):
-    """Fourth field: for how long of an interval a request was there, told or not."""
+    """Fourth field: how long of an interval a request was there, also if it has no line."""
 
     begin: Time
     end: Time
@@ -132,10 +131,10 @@ def profile_lines(
     offset_ns: int = 0,
     strides: Strides | None = None,
 ) -> Iterator[str]:
-    """Yield the lines of SPAN and REQUEST rows, with line breaks: one for a batch or request.
+    """Yield the lines of SPAN and REQUEST rows, with line breaks: one for each batch or request.
 
-    Times to come of requests under way are 0. `offset_ns` is added to all times that are known:
-    `wall_offset_ns()` for those of a journal. `strides`: what the rows of a sample stand for.
+    Times that are still to come are 0. `offset_ns` is added to all known times:
+    `wall_offset_ns()` for those of a journal. `strides` are the weights of a sample's rows.
     """
     pid = os.getpid()
     names = [utf8_text(name) for name in names]
@@ -167,16 +166,16 @@ def load_lines(loads: Rows, offset_ns: int = 0) -> Iterator[str]:
 
 
 def profile_text(request: bytes, spans: Sequence[bytes], names: Sequence[str]) -> str:
-    """Return what a client that asked for its profile is answered: the lines of its own rows.
+    """Return the profile for a client that asked for it: the lines of its rows.
 
-    They come as `pack_request` and `pack_span` have made them, in `time.monotonic_ns`.
+    `pack_request` and `pack_span` made the rows; times are `time.monotonic_ns`.
     """
     rows, requests = np.frombuffer(b"".join(spans), SPAN), np.frombuffer(request, REQUEST)
     return "".join(profile_lines(rows, requests, names, wall_offset_ns()))
 
 
 def _moved(rows: Rows, times: Sequence[str], offset_ns: int) -> Rows:
-    """Return the rows with their times moved; 0 and -1, which stand for unknown ones, stay."""
+    """Return the rows with shifted times; 0 and -1 stand for unknown times and stay."""
     if not offset_ns:
         return rows
     moved = rows.copy()
@@ -189,7 +188,7 @@ def _moved(rows: Rows, times: Sequence[str], offset_ns: int) -> Rows:
 def _batches(
     spans: Rows, strides: npt.NDArray[np.int64], names: Sequence[str]
 ) -> Iterator[_BatchLine]:
-    """Yield neighbours that have all in common but what is each request's own."""
+    """Yield neighbours that differ only in the fields of single requests."""
     if not spans.size:
         return
     differs = np.any([spans[name][1:] != spans[name][:-1] for name in _SHARED], axis=0)
@@ -234,12 +233,12 @@ def _request_events(data_id: int, row: Sequence[int]) -> list[tuple[str, int, in
 
 
 def _known(*spans: tuple[str, int, int]) -> list[tuple[str, int, int]]:
-    """Return those of which both ends are known, in us."""
+    """Return the spans with two known ends, in us."""
     return [(name, begin // 1000, end // 1000) for name, begin, end in spans if 0 < begin <= end]
 
 
 def _quoted(name: str) -> str:
-    """Return `name` without what separates the parts of an event, as in a URL."""
+    """Return `name` with the separators of an event escaped, as in a URL."""
     return "".join(
         quote(char, safe="") if char.isspace() or char in "%:#|[]" else char for char in name
     )
@@ -255,16 +254,16 @@ class Profile:
     Attributes:
         spans: SPAN rows in the order of their lines; `op` is an index into `names`.
         requests: REQUEST rows; `target` is such an index, or PIPELINE.
-        names: those of the Ops, in the order in which they appear.
-        span_pids: int64, the process of each span's engine: what tells the replicas of a server
-            apart, whose workers and batches have the same numbers; so `request_pids`.
-        damaged: lines that began as a PROFILE line and could not be read.
-        sample: what the rows stand for.
-        streams: STREAM rows; `target` as that of requests.
+        names: names of the Ops, in the order of their first lines.
+        span_pids: int64, the process of each span's engine. It distinguishes replicas, whose
+            workers and batches have the same numbers. `request_pids` does so for requests.
+        damaged: number of PROFILE lines that could not be read.
+        sample: the weights of the rows.
+        streams: STREAM rows; `target` as for requests.
 
-    The predecessor's lines tell of batches, not of their requests: such a span has -1 as data_id,
-    rows, ready_ns and result_received_ns, its `batch` is made up. Of a request they do not tell how
-    it ended: an answered one counts as OK.
+    The predecessor's lines describe batches without their requests: such a span has -1 as data_id,
+    rows, ready_ns and result_received_ns, and an invented `batch`. They do not have the outcome of
+    a request: an answered one counts as OK.
     """
 
     spans: Rows
@@ -278,7 +277,7 @@ class Profile:
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:
-    """Read the PROFILE lines of a file, ours and the predecessor's; OSError if that fails."""
+    """Read the PROFILE lines of a file, also the predecessor's. Raises OSError."""
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         # A file of another kind may have no line breaks, and any size.
         return parse_profile(iter(functools.partial(file.readline, _MAX_LINE), ""))
@@ -334,7 +333,7 @@ class _LineReader:
 
     def read(self, line: str) -> None:
         marks = list(_MARKS.finditer(line))
-        self._damaged += max(0, len(marks) - 1)  # lines that another one has cut into
+        self._damaged += max(0, len(marks) - 1)  # another process wrote into the line
         if not marks:
             return
         match = _LINE.match(line.rstrip("\r\n"), marks[-1].start())
@@ -385,12 +384,14 @@ class _LineReader:
         for step, data_id, end, text in steps:
             stamps = self._old_requests.setdefault((pid, int(data_id)), [_UNKNOWN] * 6)
             place = _PLACES[step] + int(end)
-            if end == "1" or stamps[place] == _UNKNOWN:  # a retry began earlier and ends later
+            if (
+                end == "1" or stamps[place] == _UNKNOWN
+            ):  # of retries, the first begin and the last end count
                 stamps[place] = _nanoseconds(text)
         return bool(spans or steps or not events.strip())
 
     def _old_span(self, op: str, worker: int, stamps: Stamps) -> tuple[int, ...]:
-        """Return a SPAN row. The instants between two stages go to preprocess and postprocess."""
+        """Return a SPAN row. The time between two stages counts to preprocess or postprocess."""
         start, prep_end, prepared, processed, _, end = stamps
         is_whole = end != _UNKNOWN
         self._old_batches += 1
@@ -423,16 +424,16 @@ def _nanoseconds(microseconds: str) -> int:
 
 _LOGGER = logging.getLogger(__name__)
 
-_PIECE_CHARS = 4096  # what a pipe takes at once: lines of several processes are not mixed
+_PIECE_CHARS = 4096  # a pipe takes so much at once, so lines of several processes do not mix
 _PIECES_LIMIT = 64  # flushes that may wait for the reader of stderr
 
 
 class ProfileWriter:
     """A Sink that writes lines to stderr, or to `stream`: `dag.use_profile`.
 
-    The event loop chooses the rows that are written and drops the others. A thread formats and
-    writes them: the reader of stderr may be slow. `per_s` and `id_step` are the
-    Sampler's; 0: all requests are written.
+    The event loop chooses the rows to write. A thread formats and writes them, because the reader
+    of stderr may be slow. `per_s` and `id_step` are the Sampler's; a `per_s` of 0: all requests are
+    written.
     """
 
     def __init__(
@@ -449,7 +450,7 @@ class ProfileWriter:
         self._background.start()
 
     def close(self) -> None:
-        """Write what was taken in, end the thread. May be called again."""
+        """Write the waiting rows and end the thread. May be called again."""
         if self._sampler is not None and (loads := self._sampler.end()).size:
             nothing = np.empty(0, SPAN), np.empty(0, REQUEST)
             self._submit(SampledRows(*nothing, None, loads), NO_STREAMS)
@@ -464,7 +465,7 @@ class ProfileWriter:
         self._submit(chosen, self._streams.take(requests, chosen.requests, strides))
 
     def notify_parts(self, parts: Rows) -> None:
-        """Note parts of streams; they are written with their requests."""
+        """Take parts of streams; they are written with their requests."""
         self._streams.note(parts)
 
     def _submit(self, chosen: SampledRows, streams: Rows) -> None:

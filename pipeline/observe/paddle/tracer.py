@@ -1,6 +1,6 @@
-"""Tracer: every `dag.tracer.interval_s` a block about the interval goes to `pipeline.tracer`.
+"""Tracer: writes a block to `pipeline.tracer` every `dag.tracer.interval_s`.
 
-The file's layout is the predecessor's; an interval in which nothing ended writes nothing.
+The layout is the predecessor's. An interval in which nothing ended has no block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PERCENTILES = (50, 60, 70, 80, 90, 95, 99)
 STAGES = ("in", "prep", "midp", "postp", "out")
 
 _BUSY = ("prep", "midp", "postp")
-_MAX_LATENCIES = 2**18  # that are kept exactly; of more, every second, then every fourth ...
+_MAX_LATENCIES = 2**18  # that are kept; of more, every second one, then every fourth, and so on
 _MAX_ERRORS = 1000  # data ids in one block
 _NS_PER_MS = 1e6
 
@@ -40,8 +40,8 @@ Ints = npt.NDArray[np.int64]
 class TracerFiles:
     """The files that a tracer writes.
 
-    `trace` is rotated at `max_bytes`, `backup_count` old ones are kept; 0 of either: never rotated.
-    `benchmark` is replaced by each block, as YAML; None: there is none.
+    `trace` is rotated at `max_bytes`, with `backup_count` old files; if one of these is 0, it is
+    never rotated. Each block replaces `benchmark`, a YAML file, unless it is None.
     """
 
     trace: Path
@@ -59,9 +59,9 @@ def tracer_files(
 ) -> TracerFiles:
     """Return the files of a server that logs to `directory`.
 
-    A quarter of the log's old files are kept. Each replica has its own files: two processes that
-    rotate the same file lose lines. So has each `further` pipeline. `FLAGS_profile_pipeline=1` asks
-    for `benchmark.log` in the working folder.
+    A quarter as many old files as of the log are kept. Each replica and each `further` pipeline has
+    its own files, because two processes that rotate one file lose lines. `FLAGS_profile_pipeline=1`
+    asks for `benchmark.log` in the working folder.
     """
     name = f"-{further}" if further else ""
     suffix = "" if replica is None else f".copy{replica}"
@@ -76,10 +76,10 @@ def tracer_files(
 
 @dataclass(frozen=True, slots=True)
 class TracedGraph:
-    """The graph as the blocks show it. `names` and `producers` (names of input Ops) are by Op.
+    """The graph as blocks show it. `names` and `producers` (names of input Ops) are by Op.
 
-    `channel_size` is the limit of an Op's channel, 0: none; `worker_num` the server's, 0: its own
-    choice.
+    `channel_size` is the limit of an Op's channel, 0 without a limit. `worker_num` is the server's
+    setting, 0 if the server chooses.
     """
 
     names: Sequence[str]
@@ -109,13 +109,13 @@ class OpInterval:
 
     @property
     def idle(self) -> float:
-        """The part of its time that a worker spent on nothing of the user's."""
+        """Share of a worker's time outside of user code."""
         total = sum(self.sums.values())
         return 1 - sum(self.sums[stage] for stage in _BUSY) / total if total else 0.0
 
 
 class Interval:
-    """The sums of what ended in one interval. Requests count whose target is the whole pipeline."""
+    """The sums of one interval. Only requests to the whole pipeline count."""
 
     def __init__(self, op_count: int, started_s: float) -> None:
         self.started_s = started_s
@@ -151,7 +151,7 @@ class Interval:
             self._stride *= 2
 
     def percentiles_ms(self) -> dict[int, float]:
-        """Return those of the latencies as the predecessor does: sorted[n * p // 100]."""
+        """Return the percentiles of latencies as the predecessor does: sorted[n * p // 100]."""
         latencies = np.sort(np.concatenate(self._latencies))
         return {p: int(latencies[len(latencies) * p // 100]) / _NS_PER_MS for p in PERCENTILES}
 
@@ -160,7 +160,8 @@ class Interval:
 class TracerBlock:
     """One interval of `length_s` seconds.
 
-    `sizes`: how many requests wait at each Op at its end; `groups`: which Ops run in one trip then.
+    `sizes` are the requests that wait at each Op at its end; `groups` are the Ops that run in one
+    trip at its end.
     """
 
     interval: Interval
@@ -170,7 +171,7 @@ class TracerBlock:
     groups: Sequence[tuple[str, ...]] = ()
 
     def lines(self) -> Iterator[str]:
-        """Yield what goes to `pipeline.tracer`, without times and line breaks."""
+        """Yield the lines for `pipeline.tracer`, without times and line breaks."""
         yield "==================== TRACER ======================"
         for name, op in self._ops():
             yield f"Op({printable(name)}):"
@@ -182,7 +183,7 @@ class TracerBlock:
         yield from self._channel_lines()
 
     def figures(self) -> dict[str, dict[str, float]]:
-        """Return what goes to `benchmark.log`: means in ms by Op, and `DAG`."""
+        """Return the figures for `benchmark.log`: means in ms by Op, and `DAG`."""
         shown: dict[str, dict[str, float]] = {
             name: {"count": op.count, **{stage: op.mean_ms(stage) for stage in STAGES}}
             for name, op in self._ops()
@@ -231,7 +232,7 @@ class TracerBlock:
 
 
 class TracerOutput:
-    """The files. Opened and closed by the owner, written by the thread."""
+    """The open files. The owner opens and closes them, the thread writes."""
 
     def __init__(self, files: TracerFiles) -> None:
         self._files = files
@@ -272,7 +273,7 @@ class TracerOutput:
 
 
 def _yaml_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """Yield YAML: names as JSON writes them, floats without exponent, which YAML 1.1 misreads."""
+    """Yield YAML with names as in JSON, and floats without exponents, which YAML 1.1 misreads."""
     for name, values in figures.items():
         yield f"{json.dumps(utf8_text(name))}:"
         for key, value in values.items():
@@ -280,22 +281,22 @@ def _yaml_lines(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
             yield f"  {key!r}: {shown}" if key.isdecimal() else f"  {key}: {shown}"
 
 
-_INTERVAL_S = 10.0  # unless it is configured
-_MAX_WORKERS = 4096  # of which the last batch is remembered
+_INTERVAL_S = 10.0  # by default
+_MAX_WORKERS = 4096  # whose last batch is remembered
 _MAX_ROWS = 8192  # that wait on the event loop: some 800 kB
-_MAX_JOBS = 16  # that wait for the thread, each of so many rows: a disk may hang
+_MAX_JOBS = 16  # that wait for the thread, each of so many rows: the disk may hang
 
 _Pieces = list[tuple[Rows, Rows]]
 
 
 class Tracer:
-    """A Sink whose `tick` writes a block about what happened since the last one.
+    """A Sink whose `tick` writes a block about the time since the last one.
 
-    On the event loop it only keeps the rows; a thread adds them up, and writes.
+    The event loop only keeps the rows; a thread adds them up and writes.
 
-    In a block `in` is how long a worker waited for a batch after the one before, `out` from its end
-    until the engine had taken it back. Latency is from admission to answer. `state` tells how many
-    requests wait at each Op; `clock` is that of the rows, in seconds.
+    In a block, `in` is a worker's wait for its next batch, and `out` the time from a batch's end
+    until the engine has received it. Latency is from admission to answer. `state` returns how many
+    requests wait at each Op; `clock` is the clock of the rows, in seconds.
     """
 
     def __init__(
@@ -318,12 +319,12 @@ class Tracer:
         self._is_idle = True
 
     def start(self) -> None:
-        """Open the file; InitError if it cannot be written."""
+        """Open the file. Raises InitError: it cannot be written."""
         self._output.open()
         self._background.start()
 
     def close(self) -> None:
-        """Write what was taken in since the last block. May be called again."""
+        """Write the last block. May be called again."""
         self.tick()
         self._background.close()
         self._output.close()
@@ -337,7 +338,7 @@ class Tracer:
             self._background.submit(lambda: self._add(pieces, started_s))
 
     def tick(self) -> None:
-        """End the interval: write its block, unless nothing happened. Fold the journal before."""
+        """End the interval: write its block, unless it is empty. Flush the journal first."""
         started_s, self._started_s = self._started_s, self._clock()
         if self._is_idle:
             return
@@ -353,7 +354,7 @@ class Tracer:
         return pieces
 
     def _add(self, pieces: _Pieces, started_s: float) -> Interval:
-        """Add up rows of the interval that began then; on the thread."""
+        """Add up the rows of an interval; on the thread."""
         interval = self._interval = self._interval or Interval(len(self._graph.names), started_s)
         for spans, requests in pieces:
             if len(spans):
@@ -370,7 +371,7 @@ class Tracer:
         sizes: Mapping[str, int],
         groups: Sequence[tuple[str, ...]],
     ) -> None:
-        """Add the last rows of an interval, and write the block about it; on the thread."""
+        """Add the last rows of an interval, and write its block; on the thread."""
         interval = self._add(pieces, started_s)
         self._interval = None
         if not interval.is_idle:
@@ -379,7 +380,7 @@ class Tracer:
 
 
 def open_tracer(context: SinkContext, options: None) -> Tracer:
-    """Open the sink `tracer`; InitError if its file cannot be written."""
+    """Open the sink `tracer`. Raises InitError: its file cannot be written."""
     config = context.config
     tracer = Tracer(
         TracedGraph.of(context.graph, config),
@@ -393,9 +394,9 @@ def open_tracer(context: SinkContext, options: None) -> Tracer:
 
 
 class BatchTimes:
-    """Adds up the times of batches, each of which follows one of the same worker.
+    """Adds up the times of batches, relative to the previous batch of the worker.
 
-    Workers began to wait for their first ones at `begun_ns`.
+    Workers began to wait for their first batch at `begun_ns`.
     """
 
     def __init__(self, begun_ns: int) -> None:
@@ -403,7 +404,7 @@ class BatchTimes:
         self._last_taken: dict[tuple[int, int], int] = {}  # by op and worker
 
     def add(self, spans: Rows, ops: Sequence[OpInterval]) -> None:
-        """Add the spans of a flush, in which batches are whole, to those of `ops` by number."""
+        """Add the spans of a flush, which has whole batches, to `ops` by index."""
         spans = kept(spans, spans["batch"] >= 0)
         if not len(spans):
             return
@@ -424,9 +425,9 @@ class BatchTimes:
                 ops[number].sums[stage] += spent_ns
 
     def _spent(self, op: Integers, worker: Integers, spans: Rows) -> Integers:
-        """Return (STAGES, spans) of times of a span a batch, sorted by op, worker and start."""
+        """Return times (STAGES, spans) of one span per batch, sorted by op, worker and start."""
         stages = columns(spans, "start_ns", "preprocess_end_ns", "process_end_ns", "end_ns")
-        # A stage that a failure has cut out lasts no time.
+        # A stage that a failure skipped has no duration.
         np.maximum.accumulate(stages, axis=0, out=stages)
         start, end, taken = stages[0], stages[-1], spans["result_received_ns"]
         is_first = np.ones(len(op), np.bool_)
@@ -439,7 +440,7 @@ class BatchTimes:
             self._last_taken.get(who, min(self._begun_ns, start_ns))
             for who, start_ns in zip(workers, starts, strict=True)
         ]
-        # A worker that has its next batch at hand does not wait until this one is taken back.
+        # A worker with its next batch at hand does not wait until the engine receives this one.
         following = np.append(start[1:], 0)
         left = np.where(is_last, taken, np.minimum(taken, following))
         for who, result_received_ns in zip(workers, taken[is_last].tolist(), strict=True):

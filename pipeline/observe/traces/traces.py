@@ -1,12 +1,12 @@
 """RequestTraces: selects requests to trace, and has their traces written.
 
-Data walk: a frontend asks `begin_of` how to begin a request; for a traced request the engine and
-the models that it asks find a TraceCollector in its target; the sink that wraps the frontend's sees
-the end. Then a thread writes the trace.
+A frontend asks `begin_of` how to begin a request. The target of a traced request has a
+TraceCollector for the engine and the models that it asks. A sink around the frontend's sink sees
+the end of the request. Then a thread writes the trace.
 
-The traced events and the form of the file are Triton's: its `docs/protocol/extension_trace.md`,
-`docs/user_guide/trace.md` and `src/tracer.cc`. A setting that a model lacks is taken from the
-settings of all models, and otherwise from the start.
+The events and the form of the file are Triton's: see its `docs/protocol/extension_trace.md`,
+`docs/user_guide/trace.md` and `src/tracer.cc`. A setting that a model lacks comes from the settings
+of all models, and otherwise from the server's start.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from pipeline.proto.v2.raw import datatype_of
 
 
 class TraceSampler:
-    """Settings in force, with what was counted since they are.
+    """Settings in force, with the counters since their start.
 
     Attributes:
-        own: names of the settings that were set for it, not inherited.
-        collected: traces that are complete.
-        unwritten: complete traces that wait for a file with a number.
-        is_over: other settings have replaced it; traces that began under it continue.
+        own: names of the settings that are not inherited.
+        collected: number of complete traces.
+        unwritten: complete traces that wait for a numbered file.
+        is_over: whether other settings have replaced these; traces under these continue.
     """
 
     def __init__(self, settings: RequestTracesConfig, own: frozenset[str] = frozenset()) -> None:
@@ -66,16 +66,16 @@ class TraceSampler:
 
     @property
     def settings(self) -> RequestTracesConfig:
-        """The settings, `count` as it is now."""
+        """The settings with the current `count`."""
         return msgspec.structs.replace(self._given, count=self._left)
 
     @property
     def is_off(self) -> bool:
-        """True if nothing more is traced."""
+        """Whether no more requests are traced."""
         return self._is_off or self._left == 0
 
     def is_next(self) -> bool:
-        """Count a request; return whether it is to be traced."""
+        """Count a request; return whether to trace it."""
         if self.is_off:
             return False
         self._seen += 1
@@ -86,7 +86,7 @@ class TraceSampler:
         return True
 
     def is_file_full(self) -> bool:
-        """Count a trace that is complete; return whether a file with a number ends with it."""
+        """Count a complete trace; return whether a numbered file ends with it."""
         self.collected += 1
         self.unwritten += 1
         is_last = self._left == 0 and self.collected == self._seen
@@ -98,10 +98,10 @@ class TraceSampler:
 
 
 class TraceRegister:
-    """The settings of all models, and the ones that single models have instead.
+    """The settings of all models, and those of single models.
 
     Args:
-        settings: for all, at the start.
+        settings: the settings of all models at the start.
     """
 
     def __init__(self, settings: RequestTracesConfig) -> None:
@@ -111,18 +111,18 @@ class TraceRegister:
 
     @property
     def is_off(self) -> bool:
-        """True if nothing is traced of any model."""
+        """Whether no model is traced."""
         return self._for_all.is_off and all(model.is_off for model in self._of_models.values())
 
     def sampler(self, model: str = "") -> TraceSampler:
-        """Return the settings in force for a model; "": for models without their own."""
+        """Return the settings in force for a model; "" for models without their own."""
         return self._of_models.get(model, self._for_all)
 
     def change(self, model: str, changes: Mapping[str, Any]) -> list[TraceSampler]:
-        """Change settings of a model, or ("") of all; None clears one. Returns what is over.
+        """Change settings of a model, or of all (""); None clears one. Return replaced samplers.
 
         Raises:
-            ConfigError: they mean nothing together, in Triton's words; nothing is changed.
+            ConfigError: the settings contradict each other, in Triton's words; none changes.
         """
         if model:
             return self._change_one(model, changes)
@@ -167,12 +167,12 @@ def _over(samplers: list[TraceSampler]) -> list[TraceSampler]:
 
 _LOGGER = logging.getLogger(__name__)
 
-_MOST_WAITING = 1000  # traces that are not written yet
+_MOST_WAITING = 1000  # traces that wait for the disk
 _clock_ns = time.monotonic_ns
 
 
 class FrontendStages(msgspec.Struct, frozen=True):
-    """Names that a frontend has for its stages."""
+    """A frontend's names of its stages."""
 
     came: tuple[str, str]
     sent: tuple[str, str]
@@ -185,7 +185,7 @@ GRPC = FrontendStages(
 
 
 class TracedModel(msgspec.Struct, frozen=True):
-    """A request at a model, which has this id."""
+    """A model, and the id of a request to it."""
 
     entry: ModelView
     id: str
@@ -195,7 +195,7 @@ class TracedModel(msgspec.Struct, frozen=True):
     def parts(self) -> list[str] | None:
         """Return the names of its Ops, see `TraceRecord.parts`.
 
-        "": an Op that asks a model, which has its own spans.
+        "" is an Op that asks a model, which has its own spans.
         """
         if (ops := self.entry.ops) is None:
             return None
@@ -206,11 +206,11 @@ class RequestTraces:
     """The traces of one server's requests.
 
     Args:
-        settings: at the start.
-        is_fixed: they are not to be changed: there are servers beside this one that would not be.
+        settings: the settings at the start.
+        is_fixed: whether settings cannot change, because other servers would keep theirs.
 
     Attributes:
-        is_off: nothing is traced now.
+        is_off: whether no request is traced now.
         register: the settings of each model.
     """
 
@@ -230,7 +230,7 @@ class RequestTraces:
         self.is_off = self.register.is_off
 
     def begin_of(self, traced: TracedModel, door: FrontendStages) -> Begin:
-        """Return what begins a request, and has it traced, if it is its turn."""
+        """Return the function that begins a request; it traces the request if it is selected."""
         begin: Begin = traced.entry.begin
         sampler = self.register.sampler(traced.entry.name)
         if not sampler.is_next():
@@ -239,14 +239,14 @@ class RequestTraces:
         return _Trace(self, sampler, traced, door).begin
 
     def take(self, sampler: TraceSampler, records: list[TraceRecord]) -> None:
-        """Take in a request that is over."""
+        """Take the records of an ended request."""
         is_full = sampler.is_file_full()
         self._submit(partial(self._write, sampler, records, is_full))
         if sampler.is_over:
             self._submit(partial(self._write_rest, sampler))
 
     def close(self) -> None:
-        """Write what waits, and close the files; may take as long as a disk does."""
+        """Write the waiting traces and close the files; it waits for the disk."""
         if self._writer is not None:
             for sampler in list(self._unwritten):
                 self._submit(partial(self._write_rest, sampler))
@@ -277,7 +277,7 @@ class RequestTraces:
             file.write_next(b",".join(self._unwritten.pop(sampler)))
 
     def _write_rest(self, sampler: TraceSampler) -> None:
-        """Write what waits of settings that are over."""
+        """Write the waiting traces of replaced settings."""
         settings, waiting = sampler.settings, self._unwritten.pop(sampler, None)
         if waiting:
             file, entries = self._file(settings), b",".join(waiting)
@@ -290,9 +290,9 @@ class RequestTraces:
 
 
 def traces_of(config: ServiceConfig, replica: int | None = None) -> RequestTraces:
-    """Return the traces that a configuration asks for, of one replica of a server.
+    """Return the traces that a configuration asks for, for one replica of a server.
 
-    A replica has files of its own, with its number behind the name.
+    A replica has its own files, with its number after the name.
     """
     settings = config.request_traces
     if replica is not None and settings.file:
@@ -303,7 +303,7 @@ def traces_of(config: ServiceConfig, replica: int | None = None) -> RequestTrace
 
 
 class _Trace:
-    """Trace of one request, and of the requests that it sends to models of the server."""
+    """The trace of a request and of its requests to other models of the server."""
 
     def __init__(
         self,
@@ -335,7 +335,7 @@ class _Trace:
         return made
 
     def sent(self, start_ns: int, end_ns: int) -> None:
-        """Take down when the answer went out, and have all written."""
+        """Record when the answer was sent, and submit the trace for writing."""
         self._first.stamp(*zip(self._door.sent, (start_ns, end_ns), strict=True))
         self._traces.take(self._sampler, self.seen)
 
@@ -360,7 +360,7 @@ class _RequestCollector(TraceCollector):
     def attach(self, request: RequestState) -> None:
         self._request = request
         request.spans = self.seen.spans
-        # By this a model knows it, which asks others; with OpenTelemetry the request has another.
+        # A model that asks others finds the collector by it; OpenTelemetry's traceparent differs.
         trace_id = secrets.token_hex(16)
         request.trace = f"00-{trace_id}-{self.seen.number:016x}-01"
         _asking[trace_id] = self
@@ -378,18 +378,18 @@ class _RequestCollector(TraceCollector):
         return begun
 
     def stamp(self, *times: tuple[str, int]) -> None:
-        """Take down when something was."""
+        """Record named times."""
         self.seen.times += times
 
     def answered(self, answer: Any, at_ns: int = 0) -> None:
-        """Take down an answer, or a part of one, that was there now or at that time."""
+        """Record an answer, or a part of one, at a time or now."""
         self.stamp(("INFER_RESPONSE_COMPLETE", at_ns or _clock_ns()))
         if isinstance(answer, ChannelData) and type(answer.payload) is dict:
             self._keep("TENSOR_BACKEND_OUTPUT", answer.payload)
 
     def ended(self, answer: Any) -> None:
         request = self._request
-        if answer is not None:  # else its parts were given
+        if answer is not None:  # otherwise its parts were recorded
             self.answered(answer, 0 if request is None else request.completed_ns)
         if request is not None:
             end_ns = request.end_ns or _clock_ns()
@@ -407,12 +407,12 @@ _asking: WeakValueDictionary[str, _RequestCollector] = WeakValueDictionary()
 
 
 def collector_of(traceparent: str) -> TraceCollector | None:
-    """Return the collector of the request whose worker says so; None: it is not traced."""
+    """Return the collector of the request with this traceparent; None if it is not traced."""
     return _asking.get(traceparent.split("-")[1]) if traceparent else None
 
 
 class _Sink:
-    """The sink of a request that is traced, around its own."""
+    """The sink of a traced request; it wraps the frontend's sink."""
 
     def __init__(self, sink: ResponseSink, collector: _RequestCollector) -> None:
         self._sink = sink
@@ -421,15 +421,15 @@ class _Sink:
         self.is_ours = sink.is_ours
 
     def take_head(self, head: AnswerHead) -> None:
-        """Pass on what user code says of the answer's head."""
+        """Pass on the answer's head from user code."""
         self._sink.take_head(head)
 
     def fail(self, error: PipelineError) -> None:
-        """Pass on the error that the answer tells."""
+        """Pass on the error of the answer."""
         self._sink.fail(error)
 
     def add(self, answers: Sequence[Any]) -> None:
-        """Take answers of a stream."""
+        """Record and pass on answers of a stream."""
         for answer in answers:
             self._collector.answered(answer)
         self._sink.add(answers)
@@ -440,7 +440,7 @@ class _Sink:
 
 
 class _LastSink(_Sink):
-    """That of the request itself: behind its end the trace is complete."""
+    """The sink of the traced request itself: its end completes the trace."""
 
     def __init__(self, sink: ResponseSink, collector: _RequestCollector, trace: _Trace) -> None:
         super().__init__(sink, collector)
@@ -477,7 +477,7 @@ class TraceFile:
                 self._file.write(b"," + entries + b"]")
             self._file.flush()
         except OSError as error:
-            self._is_broken = True  # told once
+            self._is_broken = True  # logged once
             self._tell(self._path, error)
 
     def write_next(self, entries: bytes) -> None:
@@ -505,12 +505,12 @@ class TraceRecord(msgspec.Struct):
     """Record of one request at one model.
 
     Args:
-        number: of the trace; `parent` is the number of the trace that it is a part of, 0: it is not
-        a part.
+        number: number of the trace.
+        parent: number of the trace that this one is a part of; 0 if it is not a part.
         times: names and ns of `time.monotonic_ns`.
-        spans: packed, see `pack_span`.
-        parts: names of the Ops whose spans are parts of this one, by their index; "": their span
-        belongs to no trace. None: it is a single Op with its own span.
+        spans: packed spans, see `pack_span`.
+        parts: names of the Ops whose spans are parts of this trace, by index; "" for a span that
+            belongs to no trace. None: the model is a single Op with its own span.
         tensors: (activity, name, array).
     """
 
@@ -526,9 +526,9 @@ class TraceRecord(msgspec.Struct):
 
 
 def written(all_seen: Sequence[TraceRecord], level: Sequence[str], numbers: Iterator[int]) -> bytes:
-    """Return the entries of a request, at its model and at the models that were asked for it.
+    """Return the entries of a request at its model and at the models that it asked.
 
-    `numbers` are for its parts.
+    `numbers` are the numbers of its parts.
     """
     entries: list[Mapping[str, Any]] = []
     for record in all_seen:
@@ -543,7 +543,7 @@ def written(all_seen: Sequence[TraceRecord], level: Sequence[str], numbers: Iter
 
 def _timed(record: TraceRecord, numbers: Iterator[int]) -> Iterator[Mapping[str, Any]]:
     spans = [OpSpan._make(_read_span(span)) for span in record.spans]
-    own = spans[-1:] if record.parts is None else []  # of one that was tried again, the last
+    own = spans[-1:] if record.parts is None else []  # after retries, the last one
     yield _head(record.number, record.model, record.version, record.request_id, record.parent)
     times = list(record.times)
     for span in own:
