@@ -100,7 +100,7 @@ class ImportHook(MetaPathFinder):
 
 
 class MultiSlotDataGenerator:
-    """Base class of that reader, which uses nothing of it; Paddle has dropped it."""
+    """Stand-in for Paddle's former base class of `ImdbDataset`, which uses nothing of it."""
 
 
 def _stand_in_for_fluid() -> None:

@@ -1,4 +1,4 @@
-"""The predictor seam: what an Op calls to run a model, and which engine runs which model file."""
+"""Predictors, which Ops call to run models, and the engines that run model files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Dim = int | str | None
 """One dimension of a tensor: fixed (int), dynamic with a name (str), or dynamic (None)."""
 
 TEXT = np.dtype(object)
-"""The dtype of tensors of text."""
+"""The dtype of text tensors."""
 
 _Own = TypeVar("_Own", bound=Struct)
 
@@ -46,7 +46,7 @@ class Predictor(Protocol):
 
     @property
     def fetch_names(self) -> tuple[str, ...]:
-        """Return the outputs that `predict` returns when it is not told otherwise."""
+        """Return the outputs that `predict` returns by default."""
 
     def predict(
         self,
@@ -61,25 +61,24 @@ class Predictor(Protocol):
         """Run the model once.
 
         Args:
-            feed: a dict of input name to ndarray, or to list of str for a text input; or a list
-                that holds one such dict. The first dimension is the batch. Names that the model
-                does not have are ignored.
-            fetch: names of the outputs to return, in this order; none: `fetch_names`.
+            feed: a dict of input names to ndarrays, or to lists of str for text inputs; or a list
+                with one such dict. The first dimension is the batch. Unknown names are ignored.
+            fetch: names of the outputs to return, in this order; `fetch_names` if empty.
             batch: False if the arrays lack the batch dimension and are one sample.
             log_id: the caller's id of the request; remote predictors pass it on.
-            deadline_s: seconds that the answer is waited for. Remote predictors give up then;
-                local ones finish a run that has begun.
-            legacy: `logid` and `need_variant_tag=False`, accepted from older scripts.
+            deadline_s: seconds to wait for the answer. Remote predictors give up then; local ones
+                finish a run that has begun.
+            legacy: `logid` and `need_variant_tag=False` of older scripts; no effect.
 
         Raises:
-            InputError: a name, dtype or shape is not the model's.
+            InputError: a name, dtype or shape does not fit the model.
             PayloadTypeError: a value is neither ndarray nor list of str.
             PredictorError: the model failed on this input.
             ClosedError: the predictor was closed.
         """
 
     def close(self) -> None:
-        """Let go of the model. May be called twice; calls of `predict` under way finish."""
+        """Release the model. May be called twice; calls of `predict` in progress finish."""
 
 
 class DeviceType(enum.IntEnum):
@@ -100,9 +99,9 @@ _HOST_DEVICES = (DeviceType.CPU, DeviceType.ARM_CPU)
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A place for one predictor. `card` is None for the host's processor; never `BY_CARDS`.
+    """The device of one predictor. `card` is None for the host's CPU; `type` is never `BY_CARDS`.
 
-    `warns` is False for all workers of an Op but the first, which would say the same again.
+    `warns` is False for all workers of an Op but the first, to log a warning only once.
     """
 
     type: DeviceType
@@ -117,17 +116,17 @@ class Device:
 class LocalModel(Struct, frozen=True):
     """A model for a local predictor.
 
-    Each engine has its own Struct, the `Options` of its `PredictorEngine`: this one, and fields
-    for its own keys of `local_service_conf`, annotated as those of a configuration are.
+    Each engine has its own Struct, the `Options` of its `PredictorEngine`. It is derived from this
+    one; its fields are keys of `local_service_conf`, annotated as in a configuration.
 
     Args:
-        model_path: a model file, or a folder that holds exactly one.
-        engine: None: the file's suffix decides.
-        fetch_list: the outputs to return by default; none: all.
-        devices: a comma list of card numbers, empty for the CPU.
-        dynamic_shapes: what the Op's `set_dynamic_shape_info` says: under "min_input_shape",
-            "max_input_shape" and "opt_input_shape" a dict of input name to shape each.
-        options: keys of the engine, for as long as it is not known which one that is.
+        model_path: a model file, or a folder with exactly one.
+        engine: name of the engine; None: by the file's suffix.
+        fetch_list: the outputs to return by default; all if empty.
+        devices: card numbers with commas between them; empty for the CPU.
+        dynamic_shapes: the Op's `set_dynamic_shape_info`: "min_input_shape", "max_input_shape"
+            and "opt_input_shape" each hold a dict of input names to shapes.
+        options: keys of the engine, until the engine is known.
     """
 
     model_path: str | Path
@@ -140,7 +139,7 @@ class LocalModel(Struct, frozen=True):
     options: Mapping[str, object] = {}
 
     def device(self, worker_index: int = 0) -> Device:
-        """Return the device of one worker: the cards of `devices` are given out in turn.
+        """Return the device of one worker; workers take the cards of `devices` in turn.
 
         Raises InitError: `device_type` is unknown, or needs a card and `devices` names none.
         """
@@ -173,7 +172,7 @@ class LocalModel(Struct, frozen=True):
 class AcceleratedModel(LocalModel, frozen=True):
     """A model of Paddle or ONNX, with the keys of Paddle Serving that both of them read.
 
-    `use_mkldnn` is the engine's own choice where it is None.
+    The engine chooses if `use_mkldnn` is None.
     """
 
     mem_optim: Annotated[bool, "Let the engine reuse memory."] = True
@@ -204,17 +203,17 @@ class AcceleratedModel(LocalModel, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PredictorEngine:
-    """A way to run model files; the registry has them as `engines`.
+    """An engine for model files; the registry has them as `engines`.
 
-    A file is a model if it has one of `names`, or one of `suffixes`; with `companion`, only if a
-    file of the same stem and that suffix lies beside it.
+    A file is a model if it has one of `names` or `suffixes`. With `companion` it also needs a file
+    with the same stem and that suffix next to it.
 
     Args:
-        module: has `load(model, device: Device) -> Predictor`, with a model of type `Options`;
-            imported when a model is loaded.
-        holds_gil: whether a model that runs keeps all other Python code of its process waiting.
-        before_fork: function "module:function" that imports what its models need, in a process
-            that workers are forked from; "": each worker imports it for itself.
+        module: module with `load(model: Options, device: Device) -> Predictor`; it is imported
+            when a model is loaded.
+        holds_gil: whether a running model holds the GIL.
+        before_fork: function "module:function" that imports the engine's packages in the process
+            that forks workers; "": each worker imports them.
     """
 
     module: str
@@ -235,20 +234,20 @@ class PredictorEngine:
         return file.suffix in self.suffixes and has_companion
 
     def load(self, model: LocalModel, device: Device) -> Predictor:
-        """Load a model; InitError: the engine refuses it, or the device."""
+        """Load a model. Raises InitError: the engine refuses the model or the device."""
         module = importlib.import_module(self.module)
         predictor: Predictor = module.load(as_own_struct(model, self.Options), device)
         return predictor
 
 
 def as_own_struct(model: Any, own: type[_Own]) -> _Own:
-    """Return a model as the Struct of its engine or client, less `options` that it has not."""
+    """Return a model as the Struct of its engine or client, without unknown `options`."""
     given = {**msgspec.structs.asdict(model), **model.options, "options": {}}
     return own(**{name: given[name] for name in own.__struct_fields__ if name in given})
 
 
 def known_engines(named: str | None = None) -> Mapping[str, PredictorEngine]:
-    """Return the engine that is named, by its name; all, those of plug-ins too, if there is none.
+    """Return the named engine by its name; all engines, also of plug-ins, if none is named.
 
     Raises ConfigError: the plug-in of an engine is broken.
     """
@@ -266,13 +265,14 @@ def load_local_predictor(
     worker_index: int = 0,
     engines: Mapping[str, PredictorEngine] | None = None,
 ) -> Predictor:
-    """Load a model onto the device that `worker_index` is given.
+    """Load a model onto the device of the worker `worker_index`.
 
     Args:
-        engines: those to choose from; None: all.
+        engines: the engines to choose from; None: all.
 
     Raises:
-        InitError: no such file, no engine for it, no such device, or the engine refuses it.
+        InitError: the file, an engine for it or the device does not exist, or the engine refuses
+            the model.
         ConfigError: the plug-in of an engine is broken.
     """
     device = model.device(worker_index)
@@ -296,7 +296,7 @@ def _find(model: LocalModel, engines: Mapping[str, PredictorEngine]) -> tuple[st
     if not path.exists():
         raise InitError(f"model_config: {path} does not exist (looked from {Path.cwd()})")
     if model.engine is not None and path.is_file():
-        return model.engine, path  # named by the user: the file may be called anything
+        return model.engine, path  # the user named the engine: the file may have any name
     files = [path] if path.is_file() else sorted(entry for entry in path.iterdir())
     allowed = engines if model.engine is None else {model.engine: engines[model.engine]}
     matches = [
@@ -316,7 +316,7 @@ def _find(model: LocalModel, engines: Mapping[str, PredictorEngine]) -> tuple[st
 def _refuse_without_companion(
     path: Path, files: Sequence[Path], engines: Mapping[str, PredictorEngine]
 ) -> None:
-    """Raise InitError if there is a model, but not the file that belongs beside it."""
+    """Raise InitError if there is a model without its companion file."""
     for engine in engines.values():
         for file in files:
             companion = file.with_suffix(engine.companion)
@@ -351,7 +351,7 @@ class MemoryUse(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """`dtype` is numpy's name of it, "" for text; `shape` has -1 for any size, None: any rank."""
+    """`dtype` is numpy's name, "" for text; `shape` has -1 for any size; None means any rank."""
 
     name: str
     dtype: str
@@ -359,7 +359,7 @@ class TensorMetadata(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelMetadata(msgspec.Struct, frozen=True, array_like=True):
-    """One model: its engine, inputs and outputs, and the memory that loading it took."""
+    """One model: its engine, inputs and outputs, and the memory that its loading took."""
 
     platform: str
     inputs: list[TensorMetadata]
@@ -368,8 +368,8 @@ class ModelMetadata(msgspec.Struct, frozen=True, array_like=True):
 
 
 def metadata_of(predictor: Any) -> ModelMetadata | None:
-    """Return what a predictor can tell; None if it has no signature, as remote ones may not."""
-    signature = getattr(predictor, "signature", None)  # `Op.client` may be anything of a script's
+    """Return a predictor's metadata; None without a signature, which remote ones may lack."""
+    signature = getattr(predictor, "signature", None)  # a script may set `Op.client` to any object
     if signature is None:
         return None
     outputs = [spec for spec in signature.outputs if spec.name in signature.fetch_names]
@@ -390,9 +390,9 @@ def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:
 
 
 class LoadMeter:
-    """A measurement of a load in its `with` block: by how much this process grew.
+    """Measures how much this process grows during a load in its `with` block.
 
-    Where other loads ran in the same process meanwhile it cannot tell whose memory it was.
+    It cannot tell apart the memory of parallel loads in one process.
     """
 
     _lock = threading.Lock()
@@ -409,7 +409,7 @@ class LoadMeter:
         return self
 
     def uses(self) -> Sequence[MemoryUse]:
-        """Return what was taken so far; nothing if that is not known, or not positive."""
+        """Return the memory taken so far; empty if it is unknown or not positive."""
         grown = _resident_bytes() - self._before
         with LoadMeter._lock:
             is_alone = self._is_alone and LoadMeter._begun == self._number
@@ -424,5 +424,5 @@ def _resident_bytes() -> int:
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):  # another system than Linux
+    except (OSError, ValueError, IndexError):  # not on Linux
         return 0

@@ -1,6 +1,6 @@
-"""Descriptions beside models of Paddle Serving, read and written: inputs and outputs by alias.
+"""Reads and writes Paddle Serving's descriptions of models: inputs and outputs by alias.
 
-That is `serving_client_conf.prototxt` and `serving_server_conf.prototxt`, a `GeneralModelConfig`
+These are `serving_client_conf.prototxt` and `serving_server_conf.prototxt`: a `GeneralModelConfig`
 (general_model_config.proto) in protobuf's text format.
 """
 
@@ -30,9 +30,9 @@ SERVER_FILE = "serving_server_conf.prototxt"
 class Var:
     """One input or output of a model.
 
-    `name` is the model's own, `alias` the one that clients use. `elem_type` is a
-    `proto.brpc.general_model.ElemType`. `shape` is without the batch, as the exporter wrote it:
-    it says -1 where any size will do, but not every model that takes any size says so.
+    `name` is the model's name, `alias` the clients' name. `elem_type` is a
+    `proto.brpc.general_model.BrpcElemType`. `shape` has no batch dimension and is as the exporter
+    wrote it: -1 allows any size, but some models that take any size do not have it.
     """
 
     name: str
@@ -54,8 +54,8 @@ def read_model_conf(path: Path | Sequence[Path], file_name: str = CLIENT_FILE) -
     """Return the configuration of a model.
 
     Args:
-        path: the file, or the folder that holds it under `file_name`; of several models in a
-            row, all of them: the feeds are the first one's, the fetches the last one's.
+        path: the file, or the folder that has it as `file_name`; or those of several models in a
+            row: the first has the feeds, the last has the fetches.
 
     Raises InitError: a file is missing or not such a configuration; the text names file and line.
     """
@@ -71,7 +71,7 @@ def read_model_conf(path: Path | Sequence[Path], file_name: str = CLIENT_FILE) -
 
 
 def conf_beside(model: Path) -> ModelConf | None:
-    """Return the server's configuration in a model's folder, or beside its file; None: none.
+    """Return the server's configuration in a model's folder or next to its file; None without one.
 
     Raises InitError: as `read_model_conf`.
     """
@@ -99,7 +99,7 @@ def _parse(file: Path) -> GeneralModelConfig:
 
 
 def _vars(file: Path, block: str, blocks: Sequence[Any]) -> tuple[Var, ...]:
-    """Return the variables of a block, each with its own alias; fed ones of a type there is."""
+    """Return the variables of a block; check aliases, and the types of feeds."""
     if not blocks:
         raise InitError(f"model configuration {file} has no {block}")
     variables: dict[str, Var] = {}
@@ -115,13 +115,13 @@ def _vars(file: Path, block: str, blocks: Sequence[Any]) -> tuple[Var, ...]:
 
 
 def _problem(var: Var, known: Collection[str], is_fed: bool) -> str:
-    """Return what is wrong with a variable; empty when nothing is."""
+    """Return the fault of a variable; "" without one."""
     if not var.alias:
         return "has neither name nor alias_name"
     if var.alias in known:
         return f"has the alias_name {var.alias!r} of one before it"
     try:
-        if is_fed:  # nobody looks at a fetch_type: the answer has its own
+        if is_fed:  # a fetch_type is not used: the answer has its own
             dtype_of(var.elem_type)
     except ValueError as error:
         return f"({var.alias!r}): {error}"
@@ -132,15 +132,14 @@ def _problem(var: Var, known: Collection[str], is_fed: bool) -> str:
 
 
 def conf_of(signature: ModelSignature, names: ModelConf | None = None) -> ModelConf:
-    """Return what clients have to know of a model that is loaded.
+    """Return the client configuration of a loaded model.
 
-    Types and shapes are the model's own, as is what it answers: the outputs that are fetched by
-    default.
+    Types, shapes and default outputs are those of the signature.
 
     Args:
-        signature: of the model.
-        names: says the aliases, and where there is LoD; None, or none for a variable: clients
-            use the name that the signature has.
+        signature: signature of the model.
+        names: aliases, and which variables have LoD; without an alias clients use the name in the
+            signature.
 
     Raises InitError: the general model service cannot carry the type of an input or output.
     """
@@ -154,7 +153,7 @@ def conf_of(signature: ModelSignature, names: ModelConf | None = None) -> ModelC
 
 
 def write_client_conf(folder: Path, conf: ModelConf) -> None:
-    """Write `conf` into an existing folder; a concurrent reader gets the old or the new one.
+    """Write `conf` into an existing folder, atomically for concurrent readers.
 
     Raises InitError: it cannot be written.
     """
@@ -208,12 +207,12 @@ def _described(
                 "with another type there"
             ) from error
         shape = var.shape
-        if spec.shape is not None:  # less the batch
+        if spec.shape is not None:  # without the batch
             shape = tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape[1:])
         variables[var.alias] = replace(var, elem_type=elem_type, shape=shape)
     return tuple(variables.values())
 
 
 def _answered_as(dtype: np.dtype[Any]) -> int:
-    """Return the elem_type of an answer: some types travel as wider ones."""
+    """Return the elem_type of an answer: some types are sent as wider ones."""
     return value_to_tensor("", "", np.empty(0, dtype)).elem_type

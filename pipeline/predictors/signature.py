@@ -1,7 +1,7 @@
-"""A model's signature: checks what is fed and fetched before a local engine runs.
+"""A model's signature: checks feeds and fetches before a local engine runs.
 
-An engine's own complaint comes late and in its own words, and some input it misreads without
-any: onnxruntime takes big-endian numbers for native ones and `S` text for longer text.
+An engine's own error comes late and in its own words, and some input it misreads silently:
+onnxruntime reads big-endian numbers as native ones and `S` text as longer text.
 """
 
 from __future__ import annotations
@@ -20,17 +20,24 @@ from pipeline.proto.codec import text_to_numpy
 from pipeline.proto.lists import as_array
 
 LOD = ".lod"
-"""The level-of-detail offsets of `x` are fed, and answered, under the name `x.lod`."""
+"""Suffix of level-of-detail offsets in feeds and answers: `x.lod` for `x`."""
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_PLAIN = (bool, int, float, list, tuple, np.generic)  # with str, what JSON and texts hold
+_PLAIN = (
+    bool,
+    int,
+    float,
+    list,
+    tuple,
+    np.generic,
+)  # with str, the types of values from JSON and texts
 _TEXT_KINDS = "OSTU"  # object, bytes, StringDType, str
 
 _ANY_RANK = -1
 
 
 class _Slot(NamedTuple):
-    """One input as its check needs it. No dtype: every value has to be looked into (text)."""
+    """One input, prepared for its check. Without a dtype (text), each element is checked."""
 
     name: str
     dtype: np.dtype[Any] | None
@@ -43,10 +50,10 @@ class ModelSignature:
     """The inputs of one model, and the outputs that can be fetched.
 
     Args:
-        fetch_list: the outputs that are fetched by default; none: all.
-        takes_bytes: whether `bytes` among text go to the model unchanged: they need not be UTF-8.
-        checks_shapes: False where the engine takes shapes that the model does not declare.
-        options: inputs that have a value in the model, and another one if they are fed.
+        fetch_list: the outputs to fetch by default; all if empty.
+        takes_bytes: whether the model gets `bytes` among text unchanged, so they need not be UTF-8.
+        checks_shapes: False if the engine accepts shapes that the model does not declare.
+        options: optional inputs, which have default values in the model.
 
     Raises InitError: `fetch_list` names an output that is not in `outputs`.
     """
@@ -79,7 +86,7 @@ class ModelSignature:
         self._options = tuple(_slot(spec, checks_shapes) for spec in options)
 
     def odd_shapes(self, arrays: Mapping[str, np.ndarray]) -> str:
-        """Return what to add to an engine's error: inputs of shapes that are not declared."""
+        """Return an addition to an engine's error: the inputs with undeclared shapes."""
         odd = [
             f"feed {spec.name!r} has shape {_shape(array.shape)}, the model declares "
             f"{_shape(spec.shape or ())}"
@@ -92,7 +99,7 @@ class ModelSignature:
     def fetch(self, names: Sequence[str] | None) -> Sequence[str]:
         """Return the names to fetch: `names`, or the default when there are none.
 
-        Raises InputError: a name is not the model's.
+        Raises InputError: the model lacks a name.
         """
         if not names:
             return self.fetch_names
@@ -128,7 +135,7 @@ class ModelSignature:
                 value = feed[name]
             except KeyError:
                 self._refuse_names(feed)
-            # Every batch comes through here: an array that is right as it is costs no more.
+            # This runs for every batch: an array that needs no change costs no more.
             if value.__class__ is not np.ndarray or value.dtype is not dtype or not batch:
                 value = self._adapted(spec, value, batch)
             if not _fits(value.shape, rank, fixed):
@@ -137,19 +144,19 @@ class ModelSignature:
         return arrays
 
     def _adapted(self, spec: TensorSpec, value: Any, batch: bool) -> np.ndarray:
-        """Return `value` as an array of the input's dtype; its shape is not looked at."""
+        """Return `value` as an array of the input's dtype; the shape is not checked."""
         if not isinstance(value, np.ndarray):
             value = self._as_array(spec, value, batch)
-        value = np.asarray(value)  # no subclass of numpy's
+        value = np.asarray(value)  # not a subclass of ndarray
         array = self._as_text(spec, value) if spec.dtype == TEXT else self._as_numbers(spec, value)
         return array if batch else array[np.newaxis]
 
     def _as_array(self, spec: TensorSpec, value: Any, batch: bool) -> np.ndarray:
-        """Return a number, a text or lists of such as an array."""
-        if isinstance(value, str | bytes) and spec.dtype == TEXT:  # one that came by itself
+        """Return a number, a text, or lists of them as an array."""
+        if isinstance(value, str | bytes) and spec.dtype == TEXT:  # a single text
             axes = len(spec.shape or ()) - (not batch)
             return np.array(value, object).reshape((1,) * max(axes, 0))
-        if isinstance(value, str):  # as pairs hold numbers
+        if isinstance(value, str):  # pairs have numbers as text
             with suppress(PackageError):
                 return np.asarray(text_to_numpy(value))
         if not isinstance(value, _PLAIN):
@@ -169,7 +176,7 @@ class ModelSignature:
         if value.dtype == spec.dtype:
             return value
         if spec.dtype == _BFLOAT16 and value.dtype == np.uint16:
-            return value.view(_BFLOAT16)  # numpy has no bfloat16: these are its bits, as in Paddle
+            return value.view(_BFLOAT16)  # numpy has no bfloat16: as in Paddle, these are its bits
         is_signed_for_unsigned = value.dtype.kind == "i" and spec.dtype.kind == "u"
         if not is_signed_for_unsigned and not np.can_cast(value.dtype, spec.dtype, "same_kind"):
             self._refuse_dtype(spec, value)
@@ -178,7 +185,7 @@ class ModelSignature:
                 cast = value.astype(spec.dtype)
         except FloatingPointError as error:
             raise self._overflow(spec, value) from error
-        # An integer that does not fit wraps around silently: compare where that can be.
+        # An integer that does not fit wraps silently: compare if that is possible.
         may_wrap = spec.dtype.kind in "iu" and not np.can_cast(value.dtype, spec.dtype, "safe")
         is_negative = is_signed_for_unsigned and bool((value < 0).any())
         if is_negative or (may_wrap and not np.array_equal(cast, value)):
@@ -244,7 +251,7 @@ class ModelSignature:
 
 
 def only_feed(model: str, feed: Any) -> Mapping[str, Any]:
-    """Return the dict that `predict` is fed: `feed` itself, or the one dict in a list.
+    """Return the dict in `feed`: `feed` itself, or the only dict in a list.
 
     Raises:
         InputError: it is a list of another length.
@@ -265,22 +272,22 @@ def only_feed(model: str, feed: Any) -> Mapping[str, Any]:
 
 
 def are_offsets(flat: np.ndarray, rows: int) -> bool:
-    """Return whether a 1-D array has where each sequence starts, and at last the number of rows."""
+    """Return whether a 1-D array has the starts of sequences, and finally the number of rows."""
     return (
         flat.dtype.kind in "iu"
         and flat.size > 0
         and bool(flat[0] == 0)
         and bool(flat[-1] == rows)
-        and not (flat[1:] < flat[:-1]).any()  # a difference of unsigned numbers is never below 0
+        and not (flat[1:] < flat[:-1]).any()  # differences of unsigned numbers are never negative
     )
 
 
 def refuse_unknown_arguments(legacy: Mapping[str, Any]) -> None:
-    """Let pass the arguments of older clients that change nothing here.
+    """Accept the arguments of older clients that have no effect.
 
     Raises:
-        InputError: `need_variant_tag=True`, which asks for another kind of answer.
-        TypeError: an argument that no version of `predict` had.
+        InputError: `need_variant_tag=True`, which asks for another form of the answer.
+        TypeError: no version of `predict` had the argument.
     """
     unknown = sorted(legacy.keys() - {"logid", "need_variant_tag"})
     if unknown:
@@ -291,14 +298,14 @@ def refuse_unknown_arguments(legacy: Mapping[str, Any]) -> None:
 
 def _slot(spec: TensorSpec, checks_shapes: bool = True) -> _Slot:
     dtype = None if spec.dtype == TEXT else spec.dtype
-    if not spec.shape or not checks_shapes:  # a scalar may come with the dimensions of v2
+    if not spec.shape or not checks_shapes:  # a scalar may have v2's dimensions
         return _Slot(spec.name, dtype, _ANY_RANK, (), spec)
     fixed = tuple((axis, dim) for axis, dim in enumerate(spec.shape) if isinstance(dim, int))
     return _Slot(spec.name, dtype, len(spec.shape), fixed, spec)
 
 
 def _fits(shape: tuple[int, ...], rank: int, fixed: tuple[tuple[int, int], ...]) -> bool:
-    """Return whether the rank is right and the axes of fixed size have it."""
+    """Return whether a shape has the rank and the fixed sizes."""
     if rank not in (len(shape), _ANY_RANK):
         return False
     for axis, size in fixed:  # noqa: SIM110 - all() would build a generator for every batch
@@ -324,15 +331,15 @@ def answer_without_rows(
     names: Sequence[str],
     can_infer: bool = True,
 ) -> dict[str, np.ndarray] | None:
-    """Return the outputs `names`, which have no elements either; None: each input has some.
+    """Return the outputs `names`, which are empty, for an empty input; None if no input is empty.
 
     Args:
-        arrays: the inputs that the model would be run on.
-        can_infer: False: something about the outputs is not in their shapes.
+        arrays: the inputs of the model.
+        can_infer: whether the outputs follow from their shapes.
 
-    Raises InputError: it is unknown whether an output has no elements.
+    Raises InputError: it is unknown whether an output is empty.
     """
-    for array in arrays.values():  # runs for every batch: the usual case builds nothing
+    for array in arrays.values():  # runs for every batch: the usual case allocates nothing
         if not array.size:
             break
     else:
@@ -354,7 +361,7 @@ def answer_without_rows(
 def _output_shapes(
     signature: ModelSignature, arrays: Mapping[str, np.ndarray], names: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of those outputs of which every dimension is known."""
+    """Return the shapes of the outputs whose dimensions are all known."""
     sizes: dict[Dim, int] = {}
     for spec in signature.inputs:
         for dim, size in zip(spec.shape or (), arrays[spec.name].shape, strict=False):
@@ -375,5 +382,5 @@ def _output_shapes(
 
 
 def has_batch(spec: TensorSpec) -> bool:
-    """Return whether the first dimension may have any size, as that of a batch has."""
+    """Return whether the first dimension may have any size, as a batch dimension has."""
     return bool(spec.shape and not isinstance(spec.shape[0], int))

@@ -20,5 +20,6 @@ class OnnxModel(AcceleratedModel, frozen=True):
     ] = 0
 
 
-# Not imported before the fork: onnxruntime 1.32 starts a thread then. It costs a worker 0.3 s.
+# Not imported before the fork, because onnxruntime 1.32 then starts a thread. The import costs
+# each worker 0.3 s.
 ENGINE = PredictorEngine("pipeline.predictors.onnx.predictor", (".onnx",), Options=OnnxModel)

@@ -1,4 +1,4 @@
-"""Tensors of onnxruntime as numpy's, and ways to run a session on them: plainly, or on a card."""
+"""Tensors of onnxruntime as numpy arrays, and runners of sessions: on the host, or on a card."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ELEMENT_TYPES = {
     np.dtype(ml_dtypes.float8_e5m2): 19,
     np.dtype(ml_dtypes.float8_e5m2fnuz): 20,
 }
-"""TensorProto.DataType of the dtypes that numpy lacks: onnxruntime takes no arrays of these."""
+"""TensorProto.DataType of the dtypes that numpy lacks: onnxruntime accepts no arrays of them."""
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool")
 
@@ -47,14 +47,14 @@ class DeviceMemory(NamedTuple):
 
 
 _PROBABILITIES = frozenset(f"seq(map({kind},tensor(float)))" for kind in ("string", "int64"))
-"""Types of a classifier's probabilities behind ZipMap: for each row a dict of them, by class."""
+"""Types of a classifier's probabilities after ZipMap: one dict per row, by class."""
 
 
 def input_spec(model: str, node: Any, scalars: Collection[str] = ()) -> TensorSpec:
     """Return an input, an onnxruntime NodeArg, as TensorSpec.
 
     Args:
-        scalars: those of rank 0, for which onnxruntime says what it says of an unknown rank.
+        scalars: inputs of rank 0, which onnxruntime describes like an unknown rank.
 
     Raises InitError: it is a sequence, a map or an optional, or has elements that numpy lacks.
     """
@@ -69,7 +69,7 @@ def output_specs(
 ) -> list[TensorSpec]:
     """Return the outputs; with `fetch_list` only outputs that can be fetched.
 
-    Probabilities that ZipMap has turned into dicts are an array with a column for each class.
+    Probabilities that ZipMap turned into dicts become an array with a column for each class.
 
     Raises InitError: an output of `fetch_list` is not an array.
     """
@@ -97,19 +97,19 @@ def _wrong_with(node: Any) -> str:
 
 
 def probabilities_of(nodes: Sequence[Any]) -> Collection[str]:
-    """Return the outputs that ZipMap has made dicts of."""
+    """Return the outputs that ZipMap turned into dicts."""
     return frozenset(node.name for node in nodes if node.type in _PROBABILITIES)
 
 
 def session_runner(
     runtime: Any, session: Any, signature: ModelSignature, memory: DeviceMemory | None = None
 ) -> Run:
-    """Return what runs `session` for a model of this signature; safe to call from many threads.
+    """Return a thread-safe runner of `session` for a model with this signature.
 
     Args:
-        memory: where the session computes; None: in the host's memory.
+        memory: the memory in which the session computes; None: the host's memory.
 
-    Raises InitError: onnxruntime's Python interface cannot be fed these inputs.
+    Raises InitError: onnxruntime's Python interface does not accept such inputs.
     """
     dicts = probabilities_of(session.get_outputs())
     if dicts:
@@ -117,7 +117,7 @@ def session_runner(
     dtypes = {spec.dtype for spec in (*signature.inputs, *signature.outputs)}
     if dtypes & ELEMENT_TYPES.keys():
         return ValueRunner(runtime, session, signature)
-    if memory is not None and TEXT not in dtypes:  # text has no place on a card
+    if memory is not None and TEXT not in dtypes:  # cards cannot hold text
         return BoundRunner(session, memory)
     run: Run = session.run
     return run
@@ -126,9 +126,9 @@ def session_runner(
 class BoundRunner:
     """A runner on a card: each array is copied to it once, each output back once.
 
-    `session.run` would copy an output twice: to memory of its own, and from there to an array.
-    Outputs are bound by device only, so that their shapes may differ from run to run. Every call
-    has a binding of its own, so that calls may overlap.
+    `session.run` would copy an output twice: to its own memory, and from there to an array. Outputs
+    are bound by device only, so their shapes may differ between runs. Each call has its own
+    binding, so calls may overlap.
     """
 
     def __init__(self, session: Any, memory: DeviceMemory) -> None:
@@ -141,7 +141,7 @@ class BoundRunner:
         binding = self._session.io_binding()
         for name, array in arrays.items():
             binding.bind_cpu_input(name, _one_block(array))
-        outputs = dict.fromkeys(names)  # a name that is asked for twice is bound once
+        outputs = dict.fromkeys(names)  # a repeated name is bound once
         for name in outputs:
             binding.bind_output(name, self._memory.kind, self._memory.card)
         self._session.run_with_iobinding(binding)
@@ -150,9 +150,9 @@ class BoundRunner:
 
 
 class ProbabilitiesRunner:
-    """A runner that makes arrays of `dicts`, outputs of a dict for each row: a column for each key.
+    """A runner that turns `dicts`, outputs with a dict per row, into arrays with a column per key.
 
-    The columns are in the order of the keys, as onnxruntime sorts them, whatever the model's was.
+    The columns are in onnxruntime's order of the keys, which is sorted.
     """
 
     def __init__(self, run: Run, dicts: Collection[str]) -> None:
@@ -171,12 +171,12 @@ class ProbabilitiesRunner:
 
 def _columns(rows: Sequence[Mapping[Any, float]]) -> np.ndarray:
     if not rows:
-        return np.empty((0, 0), np.float32)  # who has no rows names no classes
+        return np.empty((0, 0), np.float32)  # without rows the classes are unknown
     return np.array([[row[key] for key in sorted(rows[0])] for row in rows], np.float32)
 
 
 class ValueRunner:
-    """A runner of models with tensors of dtypes that numpy itself lacks, such as bfloat16."""
+    """A runner of models with tensors of dtypes that numpy lacks, such as bfloat16."""
 
     def __init__(self, runtime: Any, session: Any, signature: ModelSignature) -> None:
         if any(spec.dtype == TEXT for spec in signature.inputs):
@@ -196,7 +196,7 @@ class ValueRunner:
     def __call__(
         self, names: Sequence[str], arrays: Mapping[str, np.ndarray]
     ) -> Sequence[np.ndarray]:
-        # A value of onnxruntime borrows the array's memory: it must live until the run has ended.
+        # onnxruntime's value uses the array's memory: the array must live until the run has ended.
         kept = {name: _one_block(array) for name, array in arrays.items()}
         feed = {name: self._value(array) for name, array in kept.items()}
         values = self._session.run_with_ort_values(list(names), feed)
@@ -212,23 +212,23 @@ class ValueRunner:
 
 
 def _one_block(array: np.ndarray) -> np.ndarray:
-    """Return the array in C order, as onnxruntime reads memory; a scalar keeps its rank of zero."""
+    """Return the array in C order, which onnxruntime requires; a scalar keeps its rank of zero."""
     return np.asarray(array, order="C")
 
 
 def _copied(value: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return the array of an OrtValue, copied from its memory where `numpy()` cannot make it."""
+    """Return the array of an OrtValue, copied from memory where `numpy()` cannot convert it."""
     if dtype not in ELEMENT_TYPES:
         array: np.ndarray = value.numpy()
         return array
-    if value.device_name() != "cpu":  # its address would mean nothing to this process
+    if value.device_name() != "cpu":  # its address is not in this process's memory
         raise RuntimeError(f"a {dtype} output lies on {value.device_name()}")
     size = value.tensor_size_in_bytes()
     raw = ctypes.string_at(value.data_ptr(), size) if size else b""
     return np.frombuffer(bytearray(raw), dtype).reshape(value.shape())
 
 
-# Complaints of onnxruntime ----------------------------------------------------------------------
+# Errors of onnxruntime --------------------------------------------------------------------------
 
 
 _LFS_POINTER = b"version https://git-lfs"
@@ -286,12 +286,12 @@ _CAUSES = (
 
 
 def brief(error: Exception) -> str:
-    """Return one line that is short enough for an answer and a log."""
+    """Return a line that is short enough for an answer and a log."""
     return one_line(str(error)) or type(error).__name__
 
 
 def why_it_does_not_load(path: Path, error: Exception) -> str:
-    """Return what is wrong with the model or device, and what to do; else onnxruntime's text."""
+    """Return the cause and the remedy of a failed load; onnxruntime's text if they are unknown."""
     if _is_lfs_pointer(path):
         return "it is a pointer of Git LFS, not the model itself: run `git lfs pull`"
     text = " ".join(str(error).split())

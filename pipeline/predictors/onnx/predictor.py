@@ -53,14 +53,14 @@ from pipeline.proto.pipeline.blocks import wire_fields
 
 _LOGGER = logging.getLogger(__name__)
 
-_FATAL = 4  # onnxruntime's severity; its errors reach us as exceptions and need no second line
+_FATAL = 4  # onnxruntime's severity; its errors also arrive as exceptions
 
 
 class OnnxPredictor:
     """One onnxruntime session as a `Predictor`.
 
-    Calls may overlap: a session runs them side by side and without the GIL. It computes in the
-    card's `memory`; None: the host's. `memory_usage`: what loading took of the host's.
+    Calls may overlap: a session runs them in parallel and without the GIL. It computes in `memory`
+    of a card; None: in the host's. `memory_usage` is the host memory that loading took.
 
     Raises InitError: an input or a fetched output is not a tensor, or `fetch_list` has other names.
     """
@@ -126,21 +126,21 @@ class OnnxPredictor:
         return dict(zip(names, values, strict=True))
 
     def warm_up(self, usual_shapes: Shapes) -> bool:
-        """Run once on zeros, where the shapes are known; return whether that worked.
+        """Run once on zeros if the shapes are known; return whether that worked.
 
-        The first run sets up what later ones reuse: memory, a card's kernels, TensorRT's engine.
+        The first run prepares memory, a card's kernels and TensorRT's engine for later runs.
         """
         return self._run is not None and warm_up(self._run, self.signature, usual_shapes)
 
     def close(self) -> None:
-        """Let go of the session; it is freed when the last call under way has ended."""
+        """Release the session; it is freed when the last call in progress has ended."""
         self._run = None
 
 
 def load(model: OnnxModel, device: Device, runtime: Any = None) -> OnnxPredictor:
     """Load an ONNX file and run it once.
 
-    `ir_optim` changes nothing: onnxruntime's own optimisation of the graph is always on.
+    `ir_optim` has no effect: onnxruntime always optimises the graph.
 
     Raises InitError: onnxruntime is missing or refuses the file, cannot use the device, or would
     run the model elsewhere.
@@ -165,8 +165,8 @@ def load(model: OnnxModel, device: Device, runtime: Any = None) -> OnnxPredictor
 
 
 def _import_runtime(name: str, device: Device) -> Any:
-    # From 1.31 on, onnxruntime reports its use to its maker, from a thread that it starts when
-    # imported, unless this is set before. Set ORT_DISABLE_TELEMETRY=0 to let it.
+    # From 1.31 on, onnxruntime starts a thread at import that reports its use to its maker, unless
+    # this is set before. ORT_DISABLE_TELEMETRY=0 allows the reports.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         return importlib.import_module("onnxruntime")
@@ -179,10 +179,10 @@ def _import_runtime(name: str, device: Device) -> Any:
 
 
 def _open(runtime: Any, model: AcceleratedModel, plan: Plan, more_options: Options) -> Any:
-    """Open a session on exactly what was planned; `more_options` are for the first provider."""
+    """Open a session with exactly the planned providers; `more_options` are for the first one."""
     path = Path(model.model_path)
     if plan.memory is not None and plan.memory.kind == "cuda" and hasattr(runtime, "preload_dlls"):
-        runtime.preload_dlls()  # CUDA and cuDNN of pip's, where older ones do not look
+        runtime.preload_dlls()  # CUDA and cuDNN from pip, which older versions do not search
     (first, options), *others = plan.providers
     try:
         # The fallback would silently move a session to the CPU when the card fails.
@@ -206,7 +206,7 @@ def _options(runtime: Any, model: AcceleratedModel, plan: Plan) -> Any:
     options.intra_op_num_threads = model.thread_num
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = options.enable_cpu_mem_arena = model.mem_optim
-    # Threads that spin while they wait take the cores from the other Ops' workers.
+    # Threads that spin while they wait take cores from other Ops' workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     if plan.main is not None:
@@ -224,9 +224,9 @@ _TENSOR_SHAPE = 2
 
 
 def scalars_of(path: Path) -> Collection[str]:
-    """Return the names of inputs and outputs of rank 0; none where the file has another format.
+    """Return the names of inputs and outputs of rank 0; empty for a file of another format.
 
-    onnxruntime gives the same empty shape for these and for tensors of any rank.
+    onnxruntime reports the same empty shape for them and for tensors of unknown rank.
     """
     try:
         with (
@@ -260,11 +260,11 @@ def _within(message: memoryview, *numbers: int) -> Iterator[memoryview]:
 
 
 class PaddedRunner:
-    """A runner that fills each batch up with zeros to `rows`, or a multiple of it.
+    """A runner that pads each batch with zeros to `rows`, or a multiple of it.
 
-    onnxruntime prepares a convolution on CUDA again whenever the shape of its input differs from
-    the run before: a ResNet-50 whose batches have 8 and 7 rows in turn takes 60 ms instead of 3.
-    Outputs are cut to the rows that were fed.
+    onnxruntime prepares a convolution on CUDA again whenever the shape of its input changes: a
+    ResNet-50 with alternating batches of 8 and 7 rows takes 60 ms instead of 3. Outputs are cut to
+    the rows of the input.
     """
 
     def __init__(self, run: Run, signature: ModelSignature, rows: int) -> None:
@@ -277,7 +277,7 @@ class PaddedRunner:
         self, names: Sequence[str], arrays: Mapping[str, np.ndarray]
     ) -> Sequence[np.ndarray]:
         counts = {len(array) for name, array in arrays.items() if name in self._batched_inputs}
-        if len(counts) != 1:  # no batch, or nobody can say which one it is
+        if len(counts) != 1:  # no batch dimension, or an ambiguous one
             return self._run(names, arrays)
         (count,) = counts
         lacking = -count % self._rows
@@ -295,7 +295,7 @@ class PaddedRunner:
 
 
 def _filled(array: np.ndarray, lacking: int) -> np.ndarray:
-    """Return an array with so many rows of zeros, or of empty texts, behind its own."""
+    """Return an array with `lacking` additional rows of zeros or empty texts."""
     more = np.full((lacking, *array.shape[1:]), "" if array.dtype == TEXT else 0, array.dtype)
     return np.concatenate([array, more])
 
@@ -307,13 +307,13 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 def warm_up(run: Run, signature: ModelSignature, usual_shapes: Shapes) -> bool:
-    """Run the model once on zeros, or empty text; say whether it ran.
+    """Run the model once on zeros or empty texts; return whether it ran.
 
-    A failure is a warning and no more: zeros are our guess, and a model may rightly refuse what
-    no client would send (an index into an empty table, a sampling rate of 0).
+    A failure is only a warning: zeros are a guess, and a model may rightly refuse values that no
+    client would send (an index into an empty table, a sampling rate of 0).
 
     Args:
-        usual_shapes: input name to shape, where known: `opt_input_shape` of the Op's
+        usual_shapes: known shapes by input name: `opt_input_shape` of the Op's
             `set_dynamic_shape_info`.
     """
     shapes = warm_up_shapes(signature.inputs, usual_shapes)
@@ -327,7 +327,7 @@ def warm_up(run: Run, signature: ModelSignature, usual_shapes: Shapes) -> bool:
         )
         return False
     if any(0 in shape for shape in shapes.values()):
-        return False  # what has no elements reaches no engine unasked: see without_rows
+        return False  # engines get empty arrays only if asked: see answer_without_rows
     try:
         run(
             signature.fetch_names,
@@ -336,7 +336,7 @@ def warm_up(run: Run, signature: ModelSignature, usual_shapes: Shapes) -> bool:
                 for spec in signature.inputs
             },
         )
-    except Exception as error:  # onnxruntime's exceptions share no base class; shapes are a user's
+    except Exception as error:  # onnxruntime's exceptions share no base class; users give shapes
         _LOGGER.warning(
             "[%s] the warm-up failed, so the first request will be slower, or fail too: on zeros "
             "of the shapes %s the model says: %s",
@@ -351,14 +351,14 @@ def warm_up(run: Run, signature: ModelSignature, usual_shapes: Shapes) -> bool:
 def warm_up_shapes(
     inputs: Sequence[TensorSpec], usual_shapes: Shapes
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of one run, by input name, without inputs of unknown shape.
+    """Return the shapes of one run by input name, without inputs of unknown shape.
 
-    An input of `usual_shapes` has the shape given there. For others the first dynamic dimension
-    is the batch, of one; a dimension has the size that another input has under the same name.
+    `usual_shapes` take precedence. In other inputs the first dynamic dimension is a batch of one; a
+    named dimension has the size of that name in another input.
     """
     sizes: dict[str, int] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    # Those that are given come first: they say how large the named dimensions are.
+    # Given shapes come first: they set the sizes of named dimensions.
     for spec in sorted(inputs, key=lambda spec: spec.name not in usual_shapes):
         shape = tuple(usual_shapes.get(spec.name, ())) or _shape(spec, sizes)
         if shape is None:
@@ -371,10 +371,10 @@ def warm_up_shapes(
 
 
 def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    """Return the input's shape at a batch of one; None: a size is not known."""
+    """Return the input's shape for a batch of one; None if a size is unknown."""
     shape = []
     has_batch = False
-    for dim in spec.shape or ():  # no shape: a scalar, as far as onnxruntime tells
+    for dim in spec.shape or ():  # without a shape: a scalar, according to onnxruntime
         if isinstance(dim, int):
             shape.append(dim)
         elif dim in sizes:

@@ -1,4 +1,4 @@
-"""Execution providers: those asked for, by the keys of `local_service_conf`, and those got."""
+"""Execution providers: those that `local_service_conf` asks for, and those of a session."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _PRECISION_FLAGS = {
     "int8": {"trt_int8_enable": 1},
 }
 _PROFILES = ("min_input_shape", "opt_input_shape", "max_input_shape")
-# What `onnxruntime.quantization` and TensorRT itself call a table: is it TensorRT's own kind?
+# Names of tables by `onnxruntime.quantization` and TensorRT; whether it is TensorRT's format.
 _TABLES = {"calibration.flatbuffers": 0, "calibration.cache": 1}
 _LOCK_FILE = "building.lock"
-# How a protobuf writer puts down where a tensor's data lies: the key, and the value's length.
+# A tensor's place of data in protobuf: the key, and the value's length.
 _WEIGHTS_FILE = re.compile(rb"\n\x08location\x12([\x01-\x7f])")
 
 
@@ -78,7 +78,7 @@ def _calibration(model: AcceleratedModel, path: Path) -> Options:
 
 
 def _profiles(name: str, shapes: Mapping[str, Mapping[str, Sequence[int]]]) -> Options:
-    """Return smallest, usual and largest shape of each input, in TensorRT's notation."""
+    """Return minimum, usual and maximum shape of each input in TensorRT's notation."""
     if not any(shapes.values()):
         return {}
     lowest, usual, highest = (shapes.get(profile, {}) for profile in _PROFILES)
@@ -117,10 +117,10 @@ def _are_ordered(shapes: Sequence[tuple[int, ...]]) -> bool:
 
 
 def engine_folder(path: Path, options: Options, runtime_version: str) -> Path | None:
-    """Return the folder for this model's engines with these options; None: they cannot be kept.
+    """Return the folder for this model's engines with these options; None if it cannot be used.
 
-    onnxruntime names an engine by the graph's names and shapes and not by its weights, so it would
-    run an older model's engine after a retraining: the folder's name covers what is in the file.
+    onnxruntime names an engine by the graph's names and shapes, not by its weights. After a
+    retraining it would run the old engine, so the folder's name has a digest of the file.
     """
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -130,7 +130,11 @@ def engine_folder(path: Path, options: Options, runtime_version: str) -> Path | 
         if folder.stat().st_uid != os.getuid():
             raise PermissionError(f"{folder} is another user's, and an engine is code")
         (folder / _LOCK_FILE).touch()
-    except (OSError, RuntimeError, ValueError) as error:  # no home; an empty file is not mapped
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # no home folder; an empty file cannot be mapped
         _LOGGER.warning(
             "[%s] TensorRT's engines cannot be kept (%s), so each start builds them again, which "
             "takes minutes: set XDG_CACHE_HOME to a folder of your own that can be written",
@@ -149,14 +153,14 @@ def _digest(path: Path, options: Options, runtime_version: str) -> str:
         names = {os.fsdecode(content[start : start + length]) for start, length in starts}
     for name in sorted(names):
         weights = path.resolve().parent / name
-        if weights.is_file():  # may be too large to read at each start
+        if weights.is_file():  # may be too large to be read at each start
             facts = weights.stat()
             digest.update(f"{name} {facts.st_size} {facts.st_mtime_ns}".encode())
     return digest.hexdigest()[:24]
 
 
 def cache_options(folder: Path | None) -> Options:
-    """Return the provider's options for keeping engines in `folder`."""
+    """Return the provider's options to keep engines in `folder`."""
     if folder is None:
         return {}
     return {"trt_engine_cache_enable": 1, "trt_engine_cache_path": str(folder)}
@@ -164,15 +168,15 @@ def cache_options(folder: Path | None) -> Options:
 
 @contextlib.contextmanager
 def building(folder: Path | None) -> Iterator[None]:
-    """Let one process at a time build the engines of `folder`; the others then read them.
+    """Let one process at a time build the engines in `folder`; the others then read them.
 
-    onnxruntime writes an engine file in place, so that two builders would spoil it for each other.
+    onnxruntime writes an engine file in place, so two builders would damage it.
     """
     if folder is None:
         yield
         return
     with (folder / _LOCK_FILE).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, or the process ends
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed or the process ends
         yield
 
 
@@ -205,10 +209,10 @@ _USE_CPU = "set device_type: 0 and devices: ''"
 _USE_CUDA = "set device_type: 1"
 _USE_PLAIN = "set use_mkldnn: False: the plain onnxruntime has kernels of its own that do the same"
 
-# Each new shape of an input would otherwise start a search through all of cuDNN's algorithms, and
-# batches have another shape with every size.
+# Otherwise each new shape of an input, such as a new batch size, starts a search through all of
+# cuDNN's algorithms.
 _CUDA_OPTIONS: Options = {"cudnn_conv_algo_search": "HEURISTIC"}
-# fp32 as Paddle has it on these cards: what they cannot compute in 32 bits is done in 16.
+# fp32 as in Paddle on these cards: operators without a 32-bit form run in 16 bits.
 _ASCEND_PRECISIONS = {"fp32": "allow_fp32_to_fp16", "fp16": "force_fp16"}
 _CPU_INFO = Path("/proc/cpuinfo")
 _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
@@ -223,9 +227,9 @@ class Plan:
         asked: the key and its meaning, for texts: "devices: GPU 3".
         build: the package to install if this build of onnxruntime lacks it.
         otherwise: the setting that does not need it.
-        providers: with their options, in order of precedence.
-        main: the provider that has to run nodes of the model; None: any may run them.
-        memory: where it computes; None: in the host's memory.
+        providers: providers with their options, in order of precedence.
+        main: the provider that has to run nodes of the model; None: any provider.
+        memory: the memory in which it computes; None: the host's memory.
         needs_scales: whether the model itself has to be quantised.
         warnings: settings that have no effect.
     """
@@ -241,15 +245,15 @@ class Plan:
     warnings: tuple[str, ...] = ()
 
     def missing_from(self, offered: Collection[str]) -> list[str]:
-        """Return the planned providers that are not among those offered; the CPU always is."""
+        """Return the planned providers that are not offered; the CPU always is."""
         return [name for name, _ in self.providers if name != CPU and name not in offered]
 
 
 def plan_providers(model: AcceleratedModel, device: Device, offered: Sequence[str]) -> Plan:
-    """Return what to ask of an onnxruntime that offers these providers.
+    """Return the plan for an onnxruntime that offers these providers.
 
-    Raises InitError: onnxruntime runs on no such device, this build of it does not, or a key asks
-    for what it cannot do.
+    Raises InitError: onnxruntime, or this build of it, does not support the device, or a key asks
+    for an unsupported feature.
     """
     if device.card is None:
         plan = _on_host(model, device, offered)
@@ -306,14 +310,13 @@ def _on_onednn(model: AcceleratedModel, offered: Collection[str]) -> Plan:
 
 
 def _openvino_options(thread_num: int, precision: str) -> Options:
-    # Asked for fp16 on a CPU, or for bfloat16 on one without it, OpenVINO silently computes in
-    # another type.
+    # OpenVINO silently computes in another type if the CPU lacks fp16 or bfloat16.
     settings = {"INFERENCE_NUM_THREADS": thread_num, "INFERENCE_PRECISION_HINT": precision}
     return {"device_type": "CPU", "load_config": json.dumps({"CPU": settings})}
 
 
 def has_bfloat16(cpu_info: Path = _CPU_INFO) -> bool:
-    """Return whether the processor multiplies bfloat16 by itself."""
+    """Return whether the processor has bfloat16 instructions."""
     try:
         return not _BFLOAT16_FLAGS.isdisjoint(cpu_info.read_text().split())
     except OSError:
@@ -334,7 +337,7 @@ def _on_gpu(model: AcceleratedModel, card: int) -> Plan:
 
 
 def _on_tensorrt(model: AcceleratedModel, card: int) -> Plan:
-    """Plan TensorRT, and CUDA for what it has not."""
+    """Plan TensorRT, and CUDA for the operators that it lacks."""
     return Plan(
         _name(model),
         f"device_type: 2 (TensorRT on GPU {card})",
@@ -389,13 +392,13 @@ def _precision_warnings(model: AcceleratedModel) -> tuple[str, ...]:
     )
 
 
-# Asked versus got -----------------------------------------------------------------------------
+# The plan and the session ---------------------------------------------------------------------
 
 
 def check_session(plan: Plan, session: Any) -> None:
-    """See that the session has what was planned, and that nodes of the model run there.
+    """Check that the session has the planned providers, and that nodes of the model run there.
 
-    Raises InitError: it has not, or they all run elsewhere.
+    Raises InitError: a provider is missing, or no node runs there.
     """
     got = session.get_providers()
     if missing := plan.missing_from(got):
@@ -406,10 +409,10 @@ def check_session(plan: Plan, session: Any) -> None:
             f"name what is missing), or {plan.otherwise}"
         )
     if plan.main is None or not hasattr(session, "get_provider_graph_assignment_info"):
-        return  # onnxruntime before 1.24 does not say where a node runs
+        return  # onnxruntime before 1.24 does not report where a node runs
     placements = _placements(session)
     if not placements:
-        return  # nothing is left to run: all was computed when the model was loaded
+        return  # the graph is constant: it was computed when the model was loaded
     if plan.main not in placements:
         too_small = ", or min_subgraph_size is too large" if plan.main == TENSORRT else ""
         raise InitError(
@@ -422,7 +425,7 @@ def check_session(plan: Plan, session: Any) -> None:
             f"[{plan.model}] precision: int8 needs a model with QuantizeLinear nodes, or "
             "use_calib: True and a calibration table beside the model"
         )
-    # A few nodes on the CPU are normal, for shapes; half of them are not.
+    # A few nodes on the CPU are normal, for shapes; half of the nodes is not.
     on_cpu = placements.get(CPU, Counter()).total()
     everywhere = sum(types.total() for types in placements.values())
     level = logging.WARNING if on_cpu * 2 >= everywhere else logging.INFO

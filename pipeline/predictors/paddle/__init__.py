@@ -6,7 +6,7 @@ from pipeline.predictors.base import AcceleratedModel, PredictorEngine
 
 
 class PaddleModel(AcceleratedModel, frozen=True):
-    """A model of Paddle; `ir_optim` is Paddle's own choice where it is None."""
+    """A model of Paddle; Paddle chooses if `ir_optim` is None."""
 
     ir_optim: Annotated[
         bool | None, "Let Paddle optimise the graph; absent: Paddle's default, on."
@@ -17,7 +17,7 @@ ENGINE = PredictorEngine(
     "pipeline.predictors.paddle.predictor",
     (".pdmodel", ".json"),
     companion=".pdiparams",
-    names=("__model__",),  # its weights may be a file for each variable
+    names=("__model__",),  # its weights may be one file per variable
     Options=PaddleModel,
     holds_gil=True,
     before_fork="pipeline.predictors.paddle.predictor:import_paddle",

@@ -1,6 +1,6 @@
-"""From the keys of `local_service_conf` to the calls on a `paddle.inference.Config`.
+"""Makes a `paddle.inference.Config` from the keys of `local_service_conf`.
 
-Missing features of the installed Paddle are detected first: Paddle itself would either silently
+It first checks for missing features of the installed Paddle: Paddle itself would either silently
 continue on the CPU or end the process.
 """
 
@@ -29,9 +29,9 @@ _SHAPE_KEYS = ("min_input_shape", "max_input_shape", "opt_input_shape")
 
 
 def check_device(paddle: Any, name: str, model: PaddleModel, device: Device) -> None:
-    """See that the installed Paddle has the device and can do what is asked of it there.
+    """Check that the installed Paddle supports the device and the model's settings there.
 
-    Raises InitError: it says what is missing and what to set.
+    Raises InitError: the text says what is missing and what to set.
     """
     if device.type in (DeviceType.GPU, DeviceType.TENSORRT):
         _check_gpu(paddle, name, device)
@@ -134,9 +134,9 @@ def _check_precision(name: str, model: PaddleModel, device: Device) -> None:
 
 
 def check_quantized(name: str, model: PaddleModel, device: Device, program: Program) -> None:
-    """See that a model that is to run in int8 on the CPU is one.
+    """Check that a model for int8 on the CPU is quantized.
 
-    Raises InitError: it is not, and Paddle would silently run it in fp32.
+    Raises InitError: it is not, so Paddle would silently run it in fp32.
     """
     if model.precision == "int8" and device.is_cpu and not program.is_quantized:
         raise InitError(
@@ -152,11 +152,11 @@ def configure(
     device: Device,
     names: Mapping[str, str],
 ) -> Any:
-    """Return a `Config` for a device that `check_device` has let pass.
+    """Return a `Config` for a device that `check_device` accepted.
 
-    `names` has the model's own name of each alias, for the dynamic shapes.
+    `names` has the model's name of each alias, for the dynamic shapes.
 
-    Raises InitError: Paddle took a setting without heeding it.
+    Raises InitError: Paddle ignored a setting.
     """
     paths = [files.program, files.weights] if files.weights else [files.program.parent]
     config = inference.Config(*map(str, paths))
@@ -166,7 +166,7 @@ def configure(
     if model.mem_optim:
         config.enable_memory_optim()
     if files.program.suffix == ".json":
-        # The passes of these programs are found under the new executor only.
+        # Only the new executor finds the passes of these programs.
         config.enable_new_ir(True)
         config.enable_new_executor(True)
     if device.is_cpu:
@@ -206,13 +206,13 @@ def _use_cpu(config: Any, name: str, model: PaddleModel) -> None:
 
 
 def _onednn(config: Any, form: str) -> Any:
-    """Return a method that Paddle calls by oneDNN's name, up to 3.0 by the former one, MKL-DNN."""
+    """Return a method whose name has oneDNN, or, up to Paddle 3.0, the former name MKL-DNN."""
     method = getattr(config, form.format("onednn"), None)
     return method or getattr(config, form.format("mkldnn"))
 
 
 def require_avx512(name: str, cpu: Path = Path("/proc/cpuinfo")) -> None:
-    """Raise InitError where the processor lacks it: Paddle runs in fp32, and only logs that."""
+    """Raise InitError if the processor lacks AVX-512: Paddle would run in fp32 with a log line."""
     if not cpu.is_file() or "avx512bw" not in cpu.read_text(errors="replace").split():
         raise InitError(
             f"[{name}] precision: bf16 needs a processor with AVX-512, this one has none: set fp32"
@@ -227,9 +227,9 @@ def _use_card(inference: Any, config: Any, name: str, model: PaddleModel, device
         got = config.use_xpu() and config.xpu_device_id()
     elif device.type in _ASCEND:
         config.enable_custom_device(_ASCEND_PLUGIN, device.card, precision)
-        got = device.card  # Paddle has no way to ask; `_check_ascend` has
+        got = device.card  # Paddle cannot report it; `_check_ascend` checked it
     else:
-        # int8 is TensorRT's alone, which has its own precision: see below.
+        # Only TensorRT has int8, with its own setting of precision: see below.
         if device.type is DeviceType.TENSORRT:
             precision = inference.PrecisionType.Float32
         config.enable_use_gpu(_FIRST_GPU_MEMORY_MB, device.card, precision)
@@ -264,7 +264,7 @@ def _use_tensorrt(
 def _shapes(
     name: str, given: Mapping[str, Mapping[str, Sequence[int]]], names: Mapping[str, str]
 ) -> list[dict[str, list[int]]]:
-    """Return smallest, largest and best shapes by the model's own names."""
+    """Return minimum, maximum and optimal shapes by the model's names."""
     shapes = [
         {names.get(name, name): list(shape) for name, shape in given.get(key, {}).items()}
         for key in _SHAPE_KEYS

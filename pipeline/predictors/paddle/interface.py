@@ -1,7 +1,7 @@
 """Inputs and outputs of a Paddle model: names and aliases, types, LoD.
 
-`serving_server_conf.prototxt`, which Paddle Serving writes beside a model, gives the names that
-clients use. Its shapes and types are not believed: the program's own are.
+`serving_server_conf.prototxt`, which Paddle Serving writes next to a model, has the clients' names.
+Shapes and types come from the program instead.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _FED = frozenset(
     np.dtype(kind)
     for kind in ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64", "O")
 )
-"""Types that the handles of `paddle.inference` take from numpy, and text."""
+"""Types that the handles of `paddle.inference` accept: numpy's, and text."""
 
 _AS_TENSORS = frozenset(
     np.dtype(kind) for kind in (np.int16, ml_dtypes.bfloat16, np.complex64, np.complex128)
 )
-"""Types that only whole tensors hold: a handle refuses them, or gives their bytes as float32."""
+"""Types that only tensors carry: a handle refuses them, or returns their bytes as float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddleInterface:
-    """The names that callers use, with the model's own; `fetches` has the own ones as keys too.
+    """The callers' names with the model's names; `fetches` also has the model's names as keys.
 
     `wants_lod`: an input is a batch of sequences, which the model may not run without offsets.
-    `row_counts`: of an output of boxes, under any of its names, the model's own name of the one
-    that has how many each sample has. `needs_tensors`: there are types that no handle carries.
+    `row_counts` maps an output of boxes, by any of its names, to the model's name of the output
+    with the number of boxes per sample. `needs_tensors`: some types need tensors, not handles.
     """
 
     signature: ModelSignature
@@ -52,7 +52,7 @@ class PaddleInterface:
     row_counts: Mapping[str, str] = field(default_factory=dict)
 
     def by_alias(self, feed: Any) -> Any:
-        """Return `feed` with aliases where it has the model's own names, as the predecessor did."""
+        """Return `feed` with aliases in place of the model's names, as in the predecessor."""
         if not isinstance(feed, Mapping) or all(alias in feed for alias in self.feeds):
             return feed
         renamed = dict(feed)
@@ -71,15 +71,15 @@ def interface(
     conf: ModelConf | None = None,
     fetch_list: Sequence[str] | None = None,
 ) -> PaddleInterface:
-    """Put together what the program, the loaded model and the prototxt say.
+    """Combine the program, the loaded model and the prototxt.
 
     Args:
-        model: what the model is called in error texts.
-        inputs, outputs: the loaded model's own names.
-        conf: the prototxt; None: there is none, the names are the model's own.
+        model: name of the model in error texts.
+        inputs, outputs: the loaded model's names.
+        conf: the prototxt; None without one: callers use the model's names.
 
-    Raises InitError: the prototxt is another model's, or an input is of a type that Paddle cannot
-    be fed, or `fetch_list` names no output.
+    Raises InitError: the prototxt belongs to another model, Paddle does not accept an input's type,
+    or `fetch_list` has an unknown name.
     """
     feeds = _aliases(model, "feed_var", inputs, conf.feeds if conf else ())
     fetches = _aliases(model, "fetch_var", outputs, conf.fetches if conf else ())
@@ -89,7 +89,7 @@ def interface(
         [_input(model, program, alias, name) for alias, name in feeds.items()],
         [_output(program, alias, name) for alias, name in known.items()],
         list(fetch_list or fetches),
-        checks_shapes=False,  # Paddle runs what its operators take, whatever the program says
+        checks_shapes=False,  # Paddle accepts more shapes than the program declares
     )
     counts = {
         alias: program.row_counts[name]
@@ -104,7 +104,7 @@ def interface(
 
 
 def _needs_tensors(signature: ModelSignature, wants_lod: bool) -> bool:
-    """Return whether a type is there that no handle carries. Raises InitError: tensors cannot."""
+    """Return whether a type needs tensors. Raises InitError: the model does not allow them."""
     specs = (*signature.inputs, *signature.outputs)
     odd = next((spec for spec in specs if spec.dtype in _AS_TENSORS), None)
     if odd and (wants_lod or any(spec.dtype == TEXT for spec in specs)):
@@ -118,7 +118,7 @@ def _needs_tensors(signature: ModelSignature, wants_lod: bool) -> bool:
 def _aliases(
     model: str, block: str, names: Sequence[str], given: Sequence[Var]
 ) -> Mapping[str, str]:
-    """Return the model's own name of each alias."""
+    """Return the model's name of each alias."""
     if not given:
         return {name: name for name in names}
     if all(var.name in names for var in given) and (
@@ -126,8 +126,8 @@ def _aliases(
     ):
         return {var.alias: var.name for var in given}
     if block == "fetch_var" and len(given) == len(names) == 1:
-        # Older exporters wrote a name that the saved program no longer has; with one output there
-        # is no doubt which is meant.
+        # Older exporters wrote a name that the saved program lacks; with a single output it is
+        # clear which one is meant.
         _LOGGER.warning(
             "[%s] serving_server_conf.prototxt: the model's output is %r and not %r; it is "
             "answered as %r",
@@ -167,12 +167,12 @@ def offsets(model: str, name: str, value: Any, rows: int) -> list[list[int]]:
     """Return the LoD of one input in Paddle's form: one level.
 
     Args:
-        name: the input's.
-        value: where each sequence starts, and finally `rows`: ints in a list or an array of any
+        name: name of the input.
+        value: the start of each sequence, and finally `rows`: ints in a list or an array of any
             shape.
-        rows: of the input.
+        rows: number of rows of the input.
 
-    Raises InputError: `value` is not a LoD: with a wrong one Paddle reads beyond the array.
+    Raises InputError: `value` is not a LoD; with a wrong one Paddle reads beyond the array.
     """
     try:
         array = as_array(value)

@@ -36,7 +36,7 @@ from pipeline.predictors.signature import (
 
 _LOGGER = logging.getLogger(__name__)
 
-# Paddle's errors: a stack of C++, a headline, then what the user can use.
+# Paddle's errors: a C++ stack, a headline, then the part for users.
 _BEFORE_SUMMARY = re.compile(r".*Error Message Summary:\s*-+", re.S)
 _HANDLED = frozenset(("BOOL", "UINT8", "INT8", "INT32", "INT64", "FLOAT16", "FLOAT32", "FLOAT64"))
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -46,13 +46,13 @@ _PLACE_IN_PADDLE = re.compile(r"\s*\(at /\S+:\d+\)")
 class PaddlePredictor:
     """A Paddle predictor, and clones of it that share its weights, as a `Predictor`.
 
-    A predictor of Paddle's is used by one call at a time; calls that overlap get a clone each,
-    which stays for later calls. `memory_usage`: what loading took of the host's memory.
+    Only one call at a time uses a Paddle predictor. Overlapping calls each get a clone, which is
+    kept for later calls. `memory_usage` is the host memory that loading took.
     """
 
     platform = "paddle_inference"
     holds_gil = True
-    """Paddle keeps the GIL for the whole run: in a thread no other Python code runs meanwhile."""
+    """Paddle holds the GIL for the whole run, so no other Python code of the process runs."""
 
     def __init__(
         self, root: Any, face: PaddleInterface, paddle: Any, takes_empty: bool = False
@@ -80,8 +80,8 @@ class PaddlePredictor:
     ) -> dict[str, np.ndarray]:
         """Run the model once: see `Predictor.predict`.
 
-        The feed may hold "x.lod" beside "x": where the sequences in x start, and at last its
-        number of rows. The answer has "y.lod" (int32) beside an output y that has LoD.
+        The feed may have "x.lod" for "x": the starts of the sequences in x, and finally its number
+        of rows. The answer has "y.lod" (int32) for an output y with LoD.
         """
         if legacy:
             refuse_unknown_arguments(legacy)
@@ -116,7 +116,7 @@ class PaddlePredictor:
                     self._free.append(runner)
 
     def warm_up(self) -> None:
-        """Run once on zeros, where the program says all shapes: the first run is a slow one."""
+        """Run once on zeros if the program has all shapes, because the first run is slow."""
         arrays = {}
         for spec in self.signature.inputs:
             # The first axis is the batch.
@@ -132,7 +132,7 @@ class PaddlePredictor:
             _LOGGER.warning("warm-up with zeros: %s", error)
 
     def close(self) -> None:
-        """Let go of the model; it is freed when the last call under way has ended."""
+        """Release the model; it is freed when the last call in progress has ended."""
         with self._lock:
             self._root = None
             self._free.clear()
@@ -151,7 +151,7 @@ class PaddlePredictor:
                 raise ClosedError(f"[{self.signature.model}] the predictor is closed")
             try:
                 return self._runner(root.clone())
-            except Exception as error:  # as above; a card may have no memory left, for example
+            except Exception as error:  # as above; for example, the card has no memory left
                 raise PredictorError(
                     f"[{self.signature.model}] cannot be cloned for a call beside others: "
                     f"{brief(error)}"
@@ -159,7 +159,7 @@ class PaddlePredictor:
 
 
 class _Runner:
-    """One predictor of Paddle's with its inputs and outputs at hand. For one call at a time."""
+    """A Paddle predictor with the handles of its inputs and outputs. For one call at a time."""
 
     def __init__(self, predictor: Any, face: PaddleInterface) -> None:
         self._predictor = predictor
@@ -186,17 +186,17 @@ class _Runner:
             result[name] = output(name)
             if levels := self._outputs[name].lod():
                 result[name + LOD] = np.array(levels[0], np.int32)
-            elif name in self._counts:  # newer Paddle gives no LoD of boxes
+            elif name in self._counts:  # newer versions of Paddle have no LoD for boxes
                 ends = np.cumsum(self._counts[name].copy_to_cpu())
                 result[name + LOD] = np.concatenate(([0], ends)).astype(np.int32)
-        # Else the memory of every shape that was ever fed is kept: 4.4 GB for the lines of a page.
+        # Otherwise Paddle keeps memory for every shape so far: 4.4 GB for the lines of a page.
         self._predictor.clear_intermediate_tensor()
         return result
 
     def _run(
         self, arrays: Mapping[str, np.ndarray], lods: Mapping[str, list[list[int]]]
     ) -> Callable[[str], np.ndarray]:
-        """Run on the arrays, and return what gives each output."""
+        """Run on the arrays; return a getter of outputs."""
         for name, array in arrays.items():
             handle = self._inputs[name]
             handle.copy_from_cpu(_as_fed(array))
@@ -207,13 +207,13 @@ class _Runner:
     def _copy(self, name: str) -> np.ndarray:
         handle = self._outputs[name]
         kind = handle.type().name
-        if kind not in _HANDLED:  # its memory would be handed out as float32
+        if kind not in _HANDLED:  # Paddle would return its memory as float32
             raise TypeError(f"output {name!r} came as {kind}, which its program does not say")
         array: np.ndarray = handle.copy_to_cpu()
         return array
 
     def _set_lod(self, name: str, handle: Any, lod: list[list[int]] | None) -> None:
-        """Set an input's LoD, or take away what an earlier call set."""
+        """Set an input's LoD, or remove that of an earlier call."""
         if lod is not None:
             self._have_lod.add(name)
             handle.set_lod(lod)
@@ -223,7 +223,7 @@ class _Runner:
 
 
 class _TensorRunner(_Runner):
-    """A runner of a model with types that Paddle's handles cannot carry, but its tensors can."""
+    """A runner of a model with types that only Paddle's tensors carry, not its handles."""
 
     def __init__(self, predictor: Any, face: PaddleInterface, paddle: Any) -> None:
         super().__init__(predictor, face)
@@ -254,7 +254,7 @@ class _TensorRunner(_Runner):
 
 
 def _as_bits(array: np.ndarray) -> np.ndarray:
-    """Return what Paddle takes for a tensor: of bfloat16, its bits."""
+    """Return an array for a Paddle tensor: for bfloat16, its bits."""
     return array.view(np.uint16) if array.dtype == _BFLOAT16 else array
 
 
@@ -267,10 +267,10 @@ _one_mode = threading.Lock()
 
 @contextmanager
 def _dynamic_mode(paddle: Any) -> Iterator[None]:
-    """Let tensors be made, also where a script has called `paddle.enable_static()`.
+    """Allow tensors to be made, also after a script has called `paddle.enable_static()`.
 
-    The mode is the whole process's; Paddle ends the process when one is made in the other. The lock
-    is held in both: what looks like the dynamic mode may be another thread's guard, which ends.
+    The mode is global, and Paddle ends the process if a tensor is made in static mode. The lock is
+    needed in both modes: a dynamic mode may come from another thread's guard, which will end.
     """
     with _one_mode:
         if paddle.in_dynamic_mode():
@@ -281,7 +281,7 @@ def _dynamic_mode(paddle: Any) -> Iterator[None]:
 
 
 def _as_fed(array: np.ndarray) -> Any:
-    """Return what Paddle takes: text as a list; of an array not in C order it mistakes the type."""
+    """Return a value for Paddle: text as a list; arrays in C order, or it misreads their type."""
     if array.dtype == TEXT:
         return array.reshape(-1).tolist()
     return array if array.flags.c_contiguous else array.copy()
@@ -290,8 +290,8 @@ def _as_fed(array: np.ndarray) -> Any:
 def load(model: PaddleModel, device: Device, paddle: Any = None) -> PaddlePredictor:
     """Load a Paddle model.
 
-    `model_path` is the program: a `.pdmodel`, `.json` or `__model__` file, with its weights, and
-    perhaps `serving_server_conf.prototxt`, beside it.
+    `model_path` is the program: a `.pdmodel`, `.json` or `__model__` file. Its weights, and an
+    optional `serving_server_conf.prototxt`, are in the same folder.
 
     Raises InitError: Paddle is missing or refuses the files, or cannot use the device.
     """
@@ -317,12 +317,12 @@ def load(model: PaddleModel, device: Device, paddle: Any = None) -> PaddlePredic
 
 
 def import_paddle(name: str = "") -> Any:
-    """Import Paddle, for the model of a name. InitError: it cannot be."""
+    """Import Paddle; `name` is the model's. Raises InitError: the import fails."""
     try:
         with preserve_process_state():
             paddle = importlib.import_module("paddle")
             importlib.import_module("paddle.inference")
-    except Exception as error:  # a broken installation raises what it likes
+    except Exception as error:  # a broken installation may raise anything
         raise InitError(
             f"[{name}] Paddle models need paddlepaddle, which cannot be imported ({error}): "
             "pip install 'pipeline-serving[paddle]'"
@@ -332,7 +332,7 @@ def import_paddle(name: str = "") -> Any:
 
 @contextmanager
 def _refusals(files: ModelFiles) -> Iterator[None]:
-    """Raise what Paddle raises while it loads a model as InitError."""
+    """Convert Paddle's errors while it loads a model to InitError."""
     try:
         yield
     except InitError:
@@ -353,8 +353,8 @@ def brief(error: Exception) -> str:
 # The process around an import of Paddle ---------------------------------------------------------
 
 
-# Paddle takes these for itself, also SIGTERM: a server told to stop would print a stack of C++
-# and die. `paddle.disable_signal_handler` sets the default actions, not those from before.
+# Paddle handles these signals itself, also SIGTERM: a server that has to stop would print a C++
+# stack and die. `paddle.disable_signal_handler` sets the default actions, not the earlier ones.
 _TAKEN = (
     signal.SIGSEGV,
     signal.SIGILL,
@@ -370,12 +370,12 @@ _MAX_ACTION_BYTES = 512  # struct sigaction has 152 on Linux
 def preserve_process_state() -> Iterator[None]:
     """Keep signal handlers, the root logger and the filters of warnings unchanged.
 
-    Paddle also adds a handler to the root logger and sets its level, and warns of tools that only
+    Paddle also adds a handler to the root logger, sets its level, and warns about tools that only
     its extensions need.
     """
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    # Its C++ part would otherwise write INFO lines to stderr until the first model is loaded.
+    # Otherwise its C++ part writes INFO lines to stderr until the first model is loaded.
     os.environ.setdefault("GLOG_minloglevel", "2")
     try:
         with _signals_kept(), warnings.catch_warnings():
@@ -389,12 +389,12 @@ def preserve_process_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep all handlers; Python's `signal` knows and sets only its own, on the main thread."""
+    """Keep all handlers, also those that Python's `signal` cannot read or set."""
     sigaction = ctypes.CDLL(None).sigaction
     kept = {number: ctypes.create_string_buffer(_MAX_ACTION_BYTES) for number in _TAKEN}
     for number, action in kept.items():
         sigaction(int(number), None, action)
-    # One that comes meanwhile waits, where this is the only thread.
+    # A signal in the meantime waits if this is the only thread.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield

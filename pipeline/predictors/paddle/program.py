@@ -1,7 +1,7 @@
-"""A Paddle program file, read without Paddle: its variables, and the files of its weights.
+"""Reads a Paddle program file without Paddle: its variables, and the files of its weights.
 
-`paddle.inference` itself says neither shapes nor dtypes of a model's inputs, and some files that
-are not a program make it end the process.
+`paddle.inference` reports neither shapes nor dtypes of a model's inputs, and ends the process for
+some files that are not programs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _QUANTIZE = "quantize"  # also "dequantize", "fake_quantize" and similar Ops
 _FETCH = "fetch"
 _SELECT_BOXES = frozenset({"multiclass_nms3", "matrix_nms"})
 _KEEP_ROWS = frozenset({"scale", "assign", "cast", "share_data"})
-_COUNTS_AT = 2  # among the outputs of the former, in a `.json` program
-# FEED_MINIBATCH, FETCH_LIST and RAW: variables that are marked as kept, but stand in no file.
+_COUNTS_AT = 2  # index among the outputs of the former, in a `.json` program
+# FEED_MINIBATCH, FETCH_LIST and RAW: persistable variables that no file contains.
 _NOT_SAVED = {9, 10, 17}
 
 _TYPES = (
@@ -46,7 +46,7 @@ _TYPES = (
     (23, "t_c64", np.complex64),
     (24, "t_c128", np.complex128),
 )
-"""Paddle's VarType.Type, the name in `.json` programs less that of its dialect, numpy's dtype."""
+"""Paddle's VarType.Type, the name in `.json` programs without its dialect, numpy's dtype."""
 
 NUMBERS: Mapping[int, np.dtype[Any]] = {number: np.dtype(kind) for number, _, kind in _TYPES}
 """The dtypes of numbers by VarType.Type."""
@@ -56,7 +56,7 @@ _JSON_DTYPES = {name: np.dtype(kind) for _, name, kind in _TYPES}
 
 
 class ProgramVar(NamedTuple):
-    """A variable as the program declares it. `dtype` None: a type that numpy has no name for."""
+    """A variable as the program declares it. `dtype` is None for a type that numpy lacks."""
 
     dtype: np.dtype[Any] | None
     shape: tuple[Dim, ...]
@@ -67,9 +67,9 @@ class ProgramVar(NamedTuple):
 class Program:
     """The variables of a program by name, and the number of elements of each of its weights.
 
-    A `.json` program names only its inputs and outputs. `is_quantized`: some operators turn
-    numbers into int8 or back, which is what Paddle knows a model in int8 by. `row_counts`: of an
-    output that has all samples' boxes, the output that has how many each sample has.
+    A `.json` program names only its inputs and outputs. `is_quantized`: some operators convert to
+    or from int8; this is also Paddle's criterion. `row_counts` maps an output with the boxes of all
+    samples to the output with the number of boxes per sample.
     """
 
     vars: Mapping[str, ProgramVar]
@@ -81,7 +81,7 @@ class Program:
 def read_program(path: Path) -> Program:
     """Read a `.pdmodel`, `__model__` or `.json` file.
 
-    Raises InitError: the file cannot be read or is no Paddle program.
+    Raises InitError: the file cannot be read or is not a Paddle program.
     """
     try:
         content = path.read_bytes()
@@ -158,10 +158,10 @@ def _json_step(operator: Mapping[str, Any]) -> _Step:
 
 
 class _Step(NamedTuple):
-    """An operator: what it takes first, and gives first; variables are names or numbers.
+    """An operator: its first input and its first output; variables are names or numbers.
 
-    `counts`: where one that selects boxes says how many each sample has. Of a fetch, `gives` is the
-    output's name.
+    `counts` is the output with the number of boxes per sample, if the operator selects boxes.
+    `gives` of a fetch is the output's name.
     """
 
     kind: str
@@ -171,8 +171,8 @@ class _Step(NamedTuple):
 
 
 def _row_counts(steps: Iterable[_Step]) -> dict[str, str]:
-    made_of: dict[Hashable, Hashable] = {}  # variables that are another one's rows, to that one
-    counts: dict[Hashable, Hashable] = {}  # boxes to how many each sample has
+    made_of: dict[Hashable, Hashable] = {}  # variables with the rows of another one, to that one
+    counts: dict[Hashable, Hashable] = {}  # boxes to the number per sample
     fetched: dict[Hashable, str] = {}
     try:
         for step in steps:
@@ -183,7 +183,7 @@ def _row_counts(steps: Iterable[_Step]) -> dict[str, str]:
                 made_of[step.gives] = source
             elif step.kind == _FETCH:
                 fetched[source] = str(step.gives)
-    except (LookupError, TypeError):  # an operator of a form that is new: nothing is known then
+    except (LookupError, TypeError):  # a new form of an operator: nothing is known
         return {}
     return {
         fetched[boxes]: fetched[count]
@@ -197,7 +197,7 @@ def _first(values: Sequence[Hashable] | None) -> Hashable:
 
 
 def _json_vars(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ProgramVar]]:
-    """Yield the inputs and outputs; numbers stand for the dialects of operators and types."""
+    """Yield the inputs and outputs; numbers replace the dialects of operators and types."""
     for operator in operators:
         if _bare(operator["#"]) in ("data", "feed", "fetch"):
             attributes = {entry["N"]: entry["AT"]["D"] for entry in operator["A"]}
@@ -212,7 +212,7 @@ def _json_weights(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str,
 
 
 def _json_tensor(operator: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Return name of the dtype and dims of an operator's first output."""
+    """Return dtype name and dims of an operator's first output."""
     dtype, dims = operator["O"][0]["TT"]["D"][:2]
     return _bare(dtype["#"]), dims
 
@@ -233,9 +233,9 @@ _MAX_DESCRIPTION_BYTES = 4096
 
 
 class ModelFiles(NamedTuple):
-    """`weights` None: one file for each weight, by its name, in the program's folder.
+    """`weights` is None if each weight has a file with its name in the program's folder.
 
-    Of a model that has no weights, the file need not be there.
+    A model without weights need not have the file.
     """
 
     program: Path
@@ -243,10 +243,10 @@ class ModelFiles(NamedTuple):
 
 
 def find_weights(program_file: Path, program: Program) -> ModelFiles:
-    """Return the files that Paddle is to load.
+    """Return the files for Paddle to load.
 
-    Raises InitError: there are no weights beside the program, or they are not this program's:
-    Paddle dies of those, and takes the process with it.
+    Raises InitError: the weights are missing or belong to another program, for which Paddle would
+    end the process.
     """
     for name in (f"{program_file.stem}.pdiparams", *_COMBINED):
         weights = program_file.parent / name
@@ -267,7 +267,7 @@ def find_weights(program_file: Path, program: Program) -> ModelFiles:
 def _check_combined(path: Path, weights: Mapping[str, int]) -> None:
     """Compare the sizes of the file's tensors with those of the program, in any order.
 
-    A size below 0 is one that the program leaves open.
+    The program leaves a size below 0 open.
     """
     sizes = tensor_sizes(path)
     if sizes is None or min(weights.values(), default=0) < 0:
@@ -292,7 +292,7 @@ def _check_separate(folder: Path, weights: Mapping[str, int]) -> None:
 
 
 def tensor_sizes(path: Path) -> list[int] | None:
-    """Return the number of elements of each tensor in a file of weights; None: of new types.
+    """Return the number of elements of each tensor in a file of weights; None for new types.
 
     The format, as `load_combine` of Paddle reads it, is for each tensor: u32 version, u64 count of
     LoD levels, each u64 bytes and that many; u32 version, i32 length of a TensorDesc, the
@@ -318,7 +318,7 @@ def tensor_sizes(path: Path) -> list[int] | None:
 
 
 def _skip_tensor(file: BinaryIO) -> int:
-    """Move to the end of a tensor and say how many elements it has."""
+    """Move to the end of a tensor; return its number of elements."""
     _, levels = _unpack("<IQ", file)
     if levels:
         raise ValueError("weights have no LoD")

@@ -1,4 +1,4 @@
-"""Models on other machines: what a client is made from, and which client speaks which protocol."""
+"""Models on other machines: the description of a remote model, and the base of its predictors."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ DEFAULT_TIMEOUT_S = 20.0
 class RemoteModel(Struct, frozen=True):
     """A model for a remote predictor; the fields are keys of `op.<name>`.
 
-    A client with keys of its own has a Struct of them, its `Options`: this one, and fields that
-    are annotated as those of a configuration are.
+    A client with its own keys has a derived Struct, its `Options`, whose fields are annotated as in
+    a configuration.
 
     Args:
         name: the Op's name, for error texts.
         client_type: a name of the registry's `clients`.
         endpoints: "host:port" of servers that all serve the model.
         client_config: the client prototxt of the model, or its folder (brpc, grpc).
-        fetch_list: the outputs to return by default; none: all.
-        model_name: what the model is called at the server (triton, kserve); none: `name`.
-        model_version: as text; empty: the server chooses (triton, kserve).
-        sends_tensors: whether arrays travel as tensors rather than as text (pipeline_grpc).
-        timeout_s: limit of a call that no deadline bounds.
-        input_store: by which large inputs go (pipeline_grpc).
-        batch_size: requests that one feed may be of.
+        fetch_list: the outputs to return by default; all if empty.
+        model_name: name of the model at the server (triton, kserve, openai); `name` if empty.
+        model_version: version as text; empty: the server chooses (triton, kserve).
+        sends_tensors: whether arrays are sent as tensors rather than as text (pipeline_grpc).
+        timeout_s: limit of a call without a deadline.
+        input_store: the store for large inputs (pipeline_grpc).
+        batch_size: maximum number of requests in one feed.
         options: keys of the client, for its own Struct.
     """
 
@@ -71,13 +71,13 @@ def waiting_of(
 
 
 class RemotePredictor(ABC):
-    """A model on other servers as a `Predictor`, whichever way they are asked.
+    """A model on other servers as a `Predictor`; base of all protocols.
 
     Args:
-        name: of the model, for error texts.
-        ask: makes a call; it raises PredictorUnavailableError if no server can be reached, or
-            none takes calls now, DeadlineError, and ClosedError if nobody waits any more.
-        close: lets go of the connections; calls under way finish.
+        name: name of the model, for error texts.
+        ask: makes a call; it raises PredictorUnavailableError if no server can be reached or
+            accepts calls now, DeadlineError, and ClosedError if no caller waits any more.
+        close: closes the connections; calls in progress finish.
     """
 
     def __init__(
@@ -105,10 +105,11 @@ class RemotePredictor(ABC):
         context: Sequence[RequestContext] = (),
         **legacy: Any,
     ) -> dict[str, Any]:
-        """Have the model run once: see `Predictor.predict`.
+        """Run the model once: see `Predictor.predict`.
 
-        A request may reach a server twice, or two of them, when a connection breaks before the
-        answer. The call ends early when all requests of `context`, as `process` gets it, have.
+        If a connection breaks before the answer, a request may reach one server twice, or two
+        servers. The call ends early when all requests of `context`, as `process` gets it, have
+        ended.
         """
         if legacy:
             refuse_unknown_arguments(legacy)
@@ -118,7 +119,7 @@ class RemotePredictor(ABC):
 
     @abstractmethod
     def request(self, feed: Any, fetch: Sequence[str] | None, batch: bool, log_id: int) -> bytes:
-        """Return what `predict` was given, encoded as the servers take it."""
+        """Return the arguments of `predict` as an encoded request."""
 
     @abstractmethod
     def result(self, answer: Any, fetch: Sequence[str] | None) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class RemotePredictor(ABC):
 
 
 def encoded(name: str, request: Message) -> bytes:
-    """Return the bytes of a request for the model `name`. Raises InputError: there are too many."""
+    """Return the bytes of a request for the model `name`. Raises InputError: it is too large."""
     try:
         return request.SerializeToString()
     except (EncodeError, ValueError) as error:  # protobuf's limit of 2 GiB
@@ -136,10 +137,10 @@ def encoded(name: str, request: Message) -> bytes:
 def connect_remote_predictor(model: RemoteModel) -> Predictor:
     """Return a predictor that asks `model.endpoints`.
 
-    Its client is a callable of the registry that takes a RemoteModel, or its own `Options`.
+    The registry's entry of a client is a callable that takes a RemoteModel, or its own `Options`.
 
     Raises:
-        InitError: no such protocol, or the client cannot be made: see the protocol's module.
+        InitError: the protocol is unknown, or the client cannot be made: see its module.
         ConfigError: the plug-in of a client is broken.
     """
     name = registry.known_as("clients", model.client_type)

@@ -1,4 +1,4 @@
-"""Calls of one method on several brpc servers: which one, what to do when one fails, and errors."""
+"""Calls of one method on several brpc servers: choice of the server, retries, and errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from pipeline.tracing.context import call_trace, child, parse_traceparent
 _LOGGER = logging.getLogger(__name__)
 _MAX_SHOWN_CHARACTERS = 400
 _MAX_WAIT_S = 1e6  # sent to a server; the field holds at most 2^31 ms
-_forks = 0  # between the first process and this one
+_forks = 0  # number of forks between the first process and this one
 
 
 def _count_fork() -> None:
@@ -61,7 +61,7 @@ os.register_at_fork(after_in_child=_count_fork)
 Read = Callable[[bytes | memoryview], Any]
 """Reads the body of an answer; raises DecodeError if it is not such a message."""
 
-# The server did not work on the request and says so: another one may.
+# Codes of a server that did not process the request: another server may.
 _NOT_NOW = frozenset(
     {
         BrpcCode.TOO_MANY_FAILS,
@@ -75,11 +75,11 @@ _NOT_NOW = frozenset(
 
 
 class _ServerFailedError(Exception):
-    """One server gave no answer, for the reason in the text; another one may.
+    """A server gave no answer, for the reason in the text; another server may.
 
     Args:
-        is_final: it need not be asked again for this request.
-        is_healthy: nothing is known against it: it is busy, or only an old connection ended.
+        is_final: whether this request need not ask it again.
+        is_healthy: whether the server may be well: it is busy, or only an old connection ended.
     """
 
     def __init__(self, text: str, *, is_final: bool = False, is_healthy: bool = False) -> None:
@@ -96,7 +96,7 @@ class _Question(Struct, frozen=True, gc=False):
 
 
 class _Servers:
-    """The state of a channel. A forked child makes its own: it must not use its parent's."""
+    """The state of a channel. A forked child makes its own; it must not use its parent's."""
 
     def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
         self.forks = _forks
@@ -106,10 +106,10 @@ class _Servers:
 
 
 class BrpcChannel:
-    """A way to ask one of several servers that all do the same. Safe to use from many threads.
+    """Asks one of several equivalent servers. Safe to use from many threads.
 
-    `name` and `endpoints`, one for each of `addresses`, are what they are called in error texts;
-    `method` is one of the general model service.
+    `name` and `endpoints`, one for each of `addresses`, are for error texts; `method` is one of the
+    general model service.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class BrpcChannel:
         self._own = _Servers(addresses)
 
     def ask(self, body: bytes, log_id: int, waiting: Waiting, read: Read) -> Any:
-        """Return the answer to a request, which may reach more than one server, or one twice.
+        """Return the answer to a request; it may reach several servers, or one server twice.
 
         Raises:
-            PredictorUnavailableError: no server could be reached, or none takes calls now, or
-                what they answer cannot be read.
+            PredictorUnavailableError: no server could be reached or accepts calls now, or their
+                answers cannot be read.
             PredictorError: the server answered an error.
-            DeadlineError: no answer in time.
-            ClosedError: `close` was called, or nobody waits for the answer any more.
+            DeadlineError: there was no answer in time.
+            ClosedError: `close` was called, or no caller waits for the answer any more.
         """
         time_s = waiting.ends - time.monotonic()
         question = _Question(body, log_id, waiting, read)
@@ -154,7 +154,7 @@ class BrpcChannel:
             except OutOfTimeError:
                 self._refuse_late(servers, index, time_s, reasons)
             except _ServerFailedError as error:
-                # Connections that have ended do not count: there is a limited number of them.
+                # Ended connections do not count: their number is limited.
                 attempts -= 0 if error.is_healthy and not error.is_final else 1
                 if error.is_final:
                     useless.add(index)
@@ -181,7 +181,7 @@ class BrpcChannel:
         return problems
 
     def close(self) -> None:
-        """Let no call begin any more; those under way finish."""
+        """Refuse new calls; calls in progress finish."""
         self._is_closed = True
         for pool in self._own.pools:
             pool.close()
@@ -216,7 +216,7 @@ class BrpcChannel:
     def _body(
         self, servers: _Servers, index: int, meta: RpcMeta, body: bytes | memoryview
     ) -> bytes | memoryview:
-        """Return the body as the server wrote it. Raises what `_ask` does, and FrameError."""
+        """Return the body as the server wrote it. Raises as `_ask`, and FrameError."""
         if meta.response.error_code:
             self._refuse_code(servers, index, *error_of(meta))
         if meta.HasField("request"):
@@ -267,7 +267,7 @@ class BrpcChannel:
     def _refuse_late(
         self, servers: _Servers, index: int, time_s: float, reasons: Sequence[str]
     ) -> NoReturn:
-        with servers.lock:  # a call that had no time from its start says nothing about the server
+        with servers.lock:  # a call without time at its start says nothing about the server
             hangs = time_s > 0 and servers.policy.timed_out(index)
         if hangs:  # its host may be down: the open connections are useless
             servers.pools[index].retire_all()
@@ -298,15 +298,15 @@ class BrpcChannel:
             _LOGGER.info("[%s] %s is asked again", self._name, self._endpoints[index])
 
     def _log_left_out(self, index: int, why: str) -> None:
-        """Log it where other servers take over, so that an operator notices."""
+        """Log it if other servers take over, so that an operator notices."""
         if len(self._endpoints) > 1:
             _LOGGER.warning("[%s] %s is left out: %s", self._name, self._endpoints[index], why)
 
 
 def _trace_of_call(trace: str, name: str) -> BrpcTrace | None:
-    """Return a `traceparent` in brpc's terms; None: not recorded, a flag that brpc lacks.
+    """Return a `traceparent` in brpc's form; None if it is not recorded, which brpc cannot express.
 
-    A server takes the span's id for its own span, so the call gets one below the running call's.
+    A server uses the span's id for its own span, so the call gets a child span's id.
     """
     caller = parse_traceparent(trace)
     if caller is None or not caller.is_sampled:

@@ -1,9 +1,9 @@
-"""One TCP connection to a brpc server, which one caller has to itself while it asks.
+"""A TCP connection to a brpc server; one caller uses it at a time.
 
-It has no thread: a caller sends and receives like on a plain blocking socket, and there is nothing
-to start, to join, or to replace after a fork. Each system call that releases the GIL may cost a
-turn of all other threads, so a call makes only one of them, to receive. Sending a short request
-takes a few microseconds; if it released the GIL, the thread would have to take it again to receive.
+It has no thread: a caller sends and receives as on a plain blocking socket, so nothing has to be
+started, joined, or made again after a fork. After a system call that releases the GIL, all other
+threads may run first. So a call releases it once, to receive. Sending a short request takes a few
+microseconds and holds the GIL.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from pipeline.proto.brpc.frames import (
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 
 MAX_ANSWER_BYTES = 512 * 2**20
-"""Of one answer, as it travels and when it is unpacked."""
+"""Limit of one answer, compressed and decompressed."""
 
 WENT_WELL = response_meta(0)
-"""The meta of all answers that say only that the call went well."""
+"""The meta of all answers that report only success."""
 
 _RECEIVE_BYTES = 64 * 2**10
 _MAX_RECEIVE_BYTES = 4 * 2**20
@@ -43,7 +43,7 @@ _USUAL_LIMIT_BYTES = 64 * 2**20
 _SHORT_BYTES = 16 * 2**10  # of a request
 _SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 _DONT_WAIT = int(socket.MSG_DONTWAIT)
-_LONGEST_WAIT_S = 1.0  # of one receive; then the next one
+_LONGEST_WAIT_S = 1.0  # of one receive; the next one follows
 _TIMEVAL = struct.Struct("@ll")
 _Answer = tuple[RpcMeta, bytes | memoryview]
 _send_with_gil = ctypes.PyDLL(None).send
@@ -52,9 +52,9 @@ _send_with_gil.restype = ctypes.c_ssize_t
 
 
 class BrpcConnection:
-    """A way to ask a server over a connected TCP socket, which it owns from now on.
+    """Asks a server over a connected TCP socket, which it then owns.
 
-    `max_bytes` is the limit of one answer as it travels.
+    `max_bytes` is the limit of one answer on the wire.
     """
 
     def __init__(self, connected: socket.socket, max_bytes: int = MAX_ANSWER_BYTES) -> None:
@@ -64,34 +64,33 @@ class BrpcConnection:
         self._wait_s = 0.0  # the longest wait of a receive, as set on the socket
         self._frames = FrameReader(max_bytes)
         self._receive_bytes = _RECEIVE_BYTES
-        self._answer: _Answer | None = None  # to the last request; those to others are late
+        self._answer: _Answer | None = None  # to the last request; answers to earlier ones are late
         self._last_id = 0
         self.meta: RpcMeta | None = None
-        """That of a call before, for the caller to make the next one of."""
+        """The meta of an earlier call, from which the caller makes the next one."""
         self.is_usable: bool = True
-        """True if another request may follow, as far as is known without looking."""
+        """Whether another request may follow, as far as is known without a system call."""
         self.has_answered: bool = False
-        """True if there ever was an answer: a server may end a connection that is idle."""
+        """Whether it ever received an answer: a server may close an idle connection."""
 
     def has_ended(self) -> bool:
         """Return whether the server has closed an idle connection."""
-        return has_ended(self._socket)  # a late answer does not end it: it is dropped
+        return has_ended(self._socket)  # late answers do not count: they are dropped
 
     def ask(self, meta: RpcMeta, body: bytes, waiting: Waiting) -> _Answer:
-        """Ask, and return the answer's meta and body.
+        """Send a request; return the answer's meta and body.
 
-        The correlation_id of `meta` is set here. A meta that says only that the call went well
-        is WENT_WELL.
+        It sets the correlation_id of `meta`. A meta that reports only success is WENT_WELL.
 
         Raises:
-            OutOfTimeError: no answer in time; a late one is dropped.
+            OutOfTimeError: there was no answer in time; a late one is dropped.
             ConnectionLostError: the connection broke, or the peer does not speak baidu_std.
-            ClosedError: nobody waits any more; the connection cannot be used again.
+            ClosedError: no caller waits any more; the connection cannot be used again.
             FrameError: the request is too large for the format.
         """
         self._last_id = meta.correlation_id = self._last_id + 1
         frame = pack(meta, body)
-        self.is_usable = False  # unless it turns out that another request can follow
+        self.is_usable = False  # until another request can follow
         self._send(frame, waiting)
         while (answer := self._answer) is None:
             try:
@@ -107,13 +106,13 @@ class BrpcConnection:
         return answer
 
     def _limit_wait(self, wait_s: float) -> None:
-        """Have a receive wait no longer; unlike poll, this keeps the GIL."""
+        """Limit the wait of a receive; unlike poll, this keeps the GIL."""
         self._wait_s = wait_s
         limit = _TIMEVAL.pack(int(wait_s), int(wait_s % 1 * 1e6) or 1)  # 0 means unlimited
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def close(self) -> None:
-        """Close the socket; in a forked child the parent's end of the line stays open."""
+        """Close the socket; in a forked child the parent's connection stays open."""
         self._socket.close()
 
     def _send(self, frame: bytes, waiting: Waiting) -> None:
@@ -121,7 +120,7 @@ class BrpcConnection:
             sent = -1
             if len(frame) <= _SHORT_BYTES:
                 sent = _send_with_gil(self._socket.fileno(), frame, len(frame), _SEND_FLAGS)
-            if sent < 0:  # where that was an error, the socket says which
+            if sent < 0:  # after an error the socket has the reason
                 sent = self._send_some(frame)
             if sent < len(frame):
                 self._send_rest(memoryview(frame), sent, waiting)
@@ -135,10 +134,10 @@ class BrpcConnection:
             return 0
 
     def _send_rest(self, frame: memoryview, sent: int, waiting: Waiting) -> None:
-        """Send what is left of a frame.
+        """Send the rest of a frame.
 
-        It also reads: a peer may take nothing more until it gets rid of answers to calls that
-        have been given up.
+        It also reads: a peer may accept nothing more until it has sent its answers to abandoned
+        calls.
         """
         events = select.poll()
         events.register(self._socket, select.POLLOUT | select.POLLIN)
@@ -164,7 +163,7 @@ class BrpcConnection:
             else:
                 raise ConnectionLostError("it closed the connection")
         except BlockingIOError:
-            return  # there was nothing for so long
+            return  # nothing arrived in time
         except OSError as error:
             reason = f"the connection broke: {error.strerror or error}"
             raise ConnectionLostError(reason) from None
@@ -185,7 +184,7 @@ class BrpcConnection:
 
 
 def _answer_to_nobody(frame: BrpcFrame) -> FrameError:
-    """Return the error; some servers (brpc-java) answer so to what they could not make sense of."""
+    """Return the error; some servers (brpc-java) answer so to requests that they cannot read."""
     code, text = error_of(frame.meta)
     reason = f": error {code_name(code)}: {text}" if code else ""
     number = frame.meta.correlation_id

@@ -1,6 +1,6 @@
 """Clients of the general model service of Paddle Serving: feed to `Request`, answer to arrays.
 
-brpc and gRPC carry the same messages; what either needs is loaded when it is asked for.
+brpc and gRPC carry the same messages; the modules of each are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pipeline.proto.targets import host_and_port
 _LOGGER = logging.getLogger(__name__)
 _ANY_DTYPE = np.dtype(object)
 _MAX_SHOWN = 16
-_BRPC_STARTUP_PROBE_S = 1.0  # for each server at start, before a warning says that it is not there
+_BRPC_STARTUP_PROBE_S = 1.0  # per server at start, before a warning that it is not there
 
 
 class _Feed(NamedTuple):
@@ -48,16 +48,16 @@ class _Feed(NamedTuple):
 class GeneralModelPredictor(RemotePredictor):
     """A model behind `GeneralModelService`s, as its client configuration describes it.
 
-    Names are checked, numbers are cast and empty arrays are refused here, because the service
-    does worse: it answers output 0 in place of one that it does not know, and it drops an empty
-    array. Shapes are left to it: a configuration states one size for models that take any.
+    It checks names, casts numbers and refuses empty arrays, because the service would answer output
+    0 for an unknown name and drop an empty array. It does not check shapes: a configuration states
+    one size for models that take any.
 
     Args:
         conf: the feeds and fetches of the model.
-        model: the name that stands in the error texts.
-        fetch_list: aliases of the outputs that are fetched by default; none: all.
-        ask: answers with an `Answer`.
-        close: lets go of the connections; calls under way finish.
+        model: name of the model in error texts.
+        fetch_list: aliases of the outputs to fetch by default; all if empty.
+        ask: asks a server and returns an `Answer`.
+        close: closes the connections; calls in progress finish.
 
     Raises InitError: `fetch_list` names an output that the model does not have.
     """
@@ -70,7 +70,7 @@ class GeneralModelPredictor(RemotePredictor):
         ask: Ask,
         close: Callable[[], None],
     ) -> None:
-        # Not `signature`: what the service declares of types and shapes is not believed.
+        # Not `signature`: the types and shapes in the configuration are not reliable.
         self._signature = ModelSignature(
             model,
             inputs=[TensorSpec(var.alias, dtype_of(var.elem_type), None) for var in conf.feeds],
@@ -85,13 +85,14 @@ class GeneralModelPredictor(RemotePredictor):
     def request(
         self, feed: Any, fetch: Sequence[str] | None = None, batch: bool = True, log_id: int = 0
     ) -> bytes:
-        """Return what `Predictor.predict` was given, as the `Request` that the service takes.
+        """Return the arguments of `Predictor.predict` as the service's `Request`.
 
         The level-of-detail offsets of the input `x` are fed as `x.lod`: ascending, from 0 to the
-        length of `x`. `log_id` may be any 64-bit number, of which the bits travel.
+        length of `x`. `log_id` may be any 64-bit number; its bits are sent.
 
         Raises:
-            InputError: a name, dtype or LoD does not fit, an array is empty, or it is 2 GiB in all.
+            InputError: a name, dtype or LoD does not fit, an array is empty, or the total is 2 GiB
+                or more.
             PayloadTypeError: a value is neither ndarray nor list of str, or cannot be sent.
         """
         fetched = self._signature.fetch(fetch)
@@ -106,9 +107,9 @@ class GeneralModelPredictor(RemotePredictor):
     def result(self, answer: Answer, fetch: Sequence[str] | None = None) -> dict[str, Any]:
         """Return the outputs of an answer by alias, in the order of `fetch`.
 
-        An output with offsets adds `"<alias>.lod"`, 1-D int32. Where several models answered, each
-        has a dict of its own under its engine_name, as Paddle Serving's client has it. Raises
-        PredictorError: the service says that it failed, or its answer is not what was asked.
+        An output with offsets adds `"<alias>.lod"`, 1-D int32. If several models answered, each has
+        its own dict under its engine_name, as in Paddle Serving's client. Raises PredictorError:
+        the service reports an error, or its answer lacks an output.
         """
         names = self._signature.fetch(fetch)
         if isinstance(answer, dict):
@@ -193,10 +194,10 @@ def _values(name: str, tensor: Tensor) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
-    """Return a predictor that asks `model.endpoints`, of which any may be down, with a warning.
+    """Return a predictor that asks `model.endpoints`; it logs a warning for servers that are down.
 
-    It has no threads of its own, and works in a forked child too, on connections of its own. Raises
-    InitError: no `client_config`, or it cannot be read; no endpoint, or an invalid one.
+    It has no threads. In a forked child it opens its own connections. Raises InitError:
+    `client_config` is missing or cannot be read, or an endpoint is missing or not valid.
     """
     from pipeline.predictors.remote.brpc_channel import BrpcChannel
 
@@ -217,9 +218,9 @@ def connect_brpc(model: RemoteModel) -> GeneralModelPredictor:
 
 
 def connect_grpc(model: RemoteModel) -> GeneralModelPredictor:
-    """Return a predictor that asks `model.endpoints`; that none is there yet is a logged warning.
+    """Return a predictor that asks `model.endpoints`; it logs a warning if none is there yet.
 
-    Raises InitError: the prototxt is missing or wrong, or an endpoint is no "host:port".
+    Raises InitError: the prototxt is missing or wrong, or an endpoint is not "host:port".
     """
     from pipeline.predictors.remote.grpc_calls import GrpcCalls
 

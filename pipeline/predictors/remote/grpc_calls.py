@@ -1,4 +1,4 @@
-"""GrpcCalls: calls of predictors over gRPC, the attempts, and the errors' names."""
+"""GrpcCalls: calls of predictors over gRPC, with retries, and errors by class."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pipeline.tracing.context import call_metadata
 
 _LOGGER = logging.getLogger(__name__)
 
-_STARTUP_PROBE_S = 2.0  # for servers to answer at start, before a warning says that none does
+_STARTUP_PROBE_S = 2.0  # wait for servers at start, before a warning that none answers
 _HEALTH_PATH = "/grpc.health.v1.Health/Check"
 _NOT_THERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -44,9 +44,9 @@ Method = Callable[[bytes, float, Waiting], bytes]
 class GrpcCalls:
     """Calls to the servers of one model, over one channel to all of them.
 
-    They take and give serialised messages: gRPC would log an answer that cannot be parsed with a
-    traceback. The channel is closed when the last call under way has ended. `peer` is the server's
-    address, where there is only one.
+    Messages are serialised, because gRPC would log an answer that cannot be parsed with a
+    traceback. The channel is closed when the last call in progress has ended. `peer` is the
+    server's address, if there is only one.
 
     Raises InitError: an endpoint cannot be called, such as "localhost" without a port.
     """
@@ -72,12 +72,12 @@ class GrpcCalls:
         self._is_closed = False
 
     def method(self, path: str, waits: bool = False) -> Method:
-        """Return the method at `path`; with `waits` it waits for a server that is down to come up.
+        """Return the method at `path`; with `waits` it waits until a server is up.
 
-        The call's metadata carries the trace of the running request.
+        The call's metadata carry the trace of the running request.
         """
         call: Any = self._channel.unary_unary(path)
-        waits_for = True if waits else None  # None: as the channel does
+        waits_for = True if waits else None  # None: the channel's default
 
         def ask(request: bytes, time_s: float, waiting: Waiting) -> Any:
             given = {"wait_for_ready": waits_for, "metadata": call_metadata()}
@@ -88,11 +88,13 @@ class GrpcCalls:
         return ask
 
     def warn_if_down(self) -> None:
-        """Connect now rather than at the first call, and log it when no server is there."""
+        """Connect before the first call; log a warning if no server is there."""
         try:
             self.method(_HEALTH_PATH)(b"", _STARTUP_PROBE_S, Waiting(math.inf))
         except grpc.RpcError as error:
-            if _code(error) in _NOT_THERE:  # else it answered, if only that it has no such method
+            if (
+                _code(error) in _NOT_THERE
+            ):  # otherwise it answered, for example that it lacks the method
                 _LOGGER.warning(
                     "[%s] no server is available at %s yet, calls fail until one is: %s",
                     self._name,
@@ -101,7 +103,7 @@ class GrpcCalls:
                 )
 
     def asker(self, path: str, read: Callable[[bytes], Any]) -> Ask:
-        """Return what calls the method at `path`, as a RemotePredictor needs it; see `run`.
+        """Return a caller of the method at `path`, for a RemotePredictor; see `run`.
 
         `read` reads an answer; it raises DecodeError.
         """
@@ -127,15 +129,15 @@ class GrpcCalls:
     ) -> bytes:
         """Return the answer of a method; see `RemotePredictor.predict`.
 
-        Where the servers cannot be reached, or the connection is lost, it is made again at once:
-        once for each endpoint and once more. gRPC gives it to another one that is connected, and
-        refuses without waiting when none is. So a server may be asked twice.
+        If the servers cannot be reached or the connection is lost, the call is repeated at once, at
+        most once for each endpoint and once more. gRPC sends it to another connected server, and
+        refuses it at once if there is none. So a server may get a request twice.
 
         Raises:
-            PredictorUnavailableError: no server could be reached, or none takes calls now.
+            PredictorUnavailableError: no server could be reached or accepts calls now.
             PredictorError: the server answered an error.
-            DeadlineError: the time is over.
-            ClosedError: `close` was called, or nobody waits for the answer any more.
+            DeadlineError: the time has passed.
+            ClosedError: `close` was called, or no caller waits for the answer any more.
         """
         with self._lock:
             if self._is_closed:
@@ -160,11 +162,11 @@ class GrpcCalls:
                 self._channel.close()
 
     def refuse_answer(self, why: object) -> NoReturn:
-        """Raise PredictorError: an answer came, but not one that the protocol or call allows."""
+        """Raise PredictorError: the answer violates the protocol, or does not fit the call."""
         raise PredictorError(f"[{self._name}] the answer of {self._peer} cannot be used: {why}")
 
     def close(self) -> None:
-        """Let no call begin any more, and close when those under way have ended."""
+        """Refuse new calls; close when the calls in progress have ended."""
         with self._lock:
             self._is_closed = True
             is_last = not self._under_way
@@ -172,7 +174,7 @@ class GrpcCalls:
             self._channel.close()
 
     def _why(self, error: grpc.RpcError) -> str:
-        """Return why a server cannot be reached, with the proxy that was asked for it."""
+        """Return why a server cannot be reached, with the proxy that gRPC used."""
         return " ".join(filter(None, (brief(error), proxy_hint(self._hosts))))
 
     def _named(self, error: grpc.RpcError, time_s: float) -> PipelineError:
@@ -186,26 +188,26 @@ class GrpcCalls:
             return DeadlineError(
                 f"[{self._name}] no answer from {self._endpoints} within {time_s:.3g} s"
             )
-        # For now, unless it is the other sense of the code: a message that is too big.
+        # Busy, unless the code has its other meaning: a message that is too large.
         is_busy = code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" not in text
         kind = PredictorUnavailableError if is_busy else PredictorError
         return kind(f"[{self._name}] {self._peer} answered {code.name}: {text}")
 
 
 def brief(error: grpc.RpcError) -> str:
-    """Return what the server or gRPC says about an error, in a line short enough for an answer."""
+    """Return the details of an error in a line that is short enough for an answer."""
     return one_line(str(error.details()))
 
 
 def _watched(call: Any, waiting: Waiting) -> Any:
-    """Return the answer of a call; cancel the call when nobody waits for it any more."""
+    """Return the answer of a call; cancel the call when no caller waits for it any more."""
     try:
         while True:
             waiting.check()
             with contextlib.suppress(grpc.FutureTimeoutError):
                 return call.result(timeout=LOOK_S)
     finally:
-        call.cancel()  # of one that has ended it is without effect
+        call.cancel()  # without effect on an ended call
 
 
 def _code(error: grpc.RpcError) -> grpc.StatusCode:

@@ -1,4 +1,4 @@
-"""HttpCalls: calls of predictors over HTTP, on connections that are kept, whole or part by part."""
+"""HttpCalls: calls of predictors over HTTP on pooled connections; answers are whole or streamed."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from pipeline.proto.http import HttpReader, retry_after_s
 from pipeline.proto.targets import host_and_port
 
 MAX_ANSWER_BYTES = 256 * 2**20
-"""Of one answer, and of one part of a stream; no key raises it."""
+"""Limit of one answer, and of one part of a stream; it is not configurable."""
 
 _LOGGER = logging.getLogger(__name__)
 _RECEIVED_BYTES = 65536
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
-_MOST_SAID = 1000  # characters of an error that a server answers
-_LATER = (408, 429, 502, 503, 504)  # statuses of what may go well later
-_CALLERS = (400, 413, 422)  # statuses of what the caller has to mend
+_MOST_SAID = 1000  # characters of a server's error text
+_LATER = (408, 429, 502, 503, 504)  # statuses after which a later attempt may succeed
+_CALLERS = (400, 413, 422)  # statuses for faults of the caller
 _FORM = re.compile(r"(?:(https?)://)?([^/?#@\s]+)(/[^?#\s]*)?", re.ASCII)
 _Result = TypeVar("_Result")
 
 
 class HttpTarget(NamedTuple):
-    """A server, and the path that all of its calls begin with."""
+    """A server, and the path prefix of its calls."""
 
     host: str
     port: int
@@ -64,15 +64,15 @@ class HttpTarget(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """Return what the header `Host` says."""
+        """Return the value of the header `Host`."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _port_of(self.is_tls) else f"{host}:{self.port}"
 
 
 def target_of(endpoint: str, path: str) -> HttpTarget:
-    """Return the server of "http://host:port/path", `path` where it has none. ConfigError."""
+    """Return the server of "http://host:port/path"; `path` is the default. Raises ConfigError."""
     form = _FORM.fullmatch(endpoint.strip())
-    if form is None:  # which may hold a password
+    if form is None:  # the error does not show it: it may have a password
         raise ConfigError("an endpoint has to be http://host:port/v1 or https://host/v1")
     is_tls = form[1] == "https"
     has_port = form[1] is None or re.search(r":\d+$", form[2])
@@ -85,7 +85,7 @@ def _port_of(is_tls: bool) -> int:
 
 
 class UpstreamConnection:
-    """A connection to a server, which one caller has to itself while it asks."""
+    """A connection to a server; one caller uses it at a time."""
 
     def __init__(self, connected: socket.socket, tls: ssl.SSLContext | None, host: str) -> None:
         prepare(connected)
@@ -104,13 +104,13 @@ class UpstreamConnection:
         return has_ended(self._socket)
 
     def close(self) -> None:
-        """Close the socket: the server sees that nobody waits for an answer."""
+        """Close the socket, which tells the server that no caller waits for an answer."""
         self._socket.close()
 
     def ask(self, request: bytes, reader: HttpReader, waiting: Waiting) -> None:
-        """Send a request, and receive until the head of its answer is there.
+        """Send a request, and receive until the head of its answer is complete.
 
-        Raises what `receive` does.
+        Raises as `receive`.
         """
         self.is_usable = False
         if self._tls is not None and not self.has_answered:
@@ -121,23 +121,23 @@ class UpstreamConnection:
                 sent = self._do(partial(self._socket.send, rest), select.POLLOUT, waiting)
                 rest = rest[sent:]
         except ConnectionLostError:
-            pass  # it may have been refused before all of it was read: the answer says why
+            pass  # the server may have refused it before it read all; its answer says why
         while not reader.is_behind_head:
             self.receive(reader, waiting)
 
     def receive(self, reader: HttpReader, waiting: Waiting) -> None:
-        """Receive once, and have the reader take it.
+        """Receive once, and pass the bytes to the reader.
 
         Raises:
             ConnectionLostError: an answer ends early, or is not valid HTTP.
             OutOfTimeError, ClosedError: see `Waiting.left_s`.
         """
-        waiting.left_s()  # a server may send without end
+        waiting.left_s()  # a server may send endlessly
         data = self._do(partial(self._socket.recv, _RECEIVED_BYTES), select.POLLIN, waiting)
         try:
             reader.take(data)
             reader.check_size(reader.body)
-        except PipelineError as error:  # its code would blame the caller, or us
+        except PipelineError as error:  # its code would blame the caller or this library
             raise ConnectionLostError(str(error)) from None
         self.has_answered = self.has_answered or bool(data)
         self.is_usable = reader.keeps_open
@@ -160,7 +160,7 @@ class UpstreamConnection:
 
 
 class UpstreamCall:
-    """An answer that comes. `close` ends it, and the server's work where that is not done."""
+    """An answer in progress. `close` ends it, and also the server's work on it."""
 
     def __init__(
         self, calls: HttpCalls, index: int, connection: UpstreamConnection, reader: HttpReader
@@ -182,11 +182,11 @@ class UpstreamCall:
             self._connection.receive(self.reader, waiting)
         except ConnectionLostError as error:
             self._calls.refuse(self.index, f"the answer was cut off: {error}")
-        except OutOfTimeError:  # the server began its answer: it is slow, but does not hang
+        except OutOfTimeError:  # the server began its answer: it is slow, but not stuck
             raise self._calls.too_late(self.index) from None
 
     def finish(self) -> None:
-        """Read what is left behind the last part, if that is there: the connection is kept."""
+        """Read the rest after the last part, if it has arrived, to keep the connection."""
         waiting = Waiting(time.monotonic() + LOOK_S)
         with contextlib.suppress(PipelineError, ConnectionLostError, OutOfTimeError):
             while not self.reader.is_whole:
@@ -198,7 +198,7 @@ class UpstreamCall:
 
 
 class _NotNowError(Exception):
-    """An attempt failed, and another may not. `after_s`: as the server said; `is_free`: at once."""
+    """An attempt failed; another may succeed, after `after_s` seconds, or at once if `is_free`."""
 
     def __init__(self, text: str, after_s: float | None = None, is_free: bool = False) -> None:
         super().__init__(text)
@@ -210,11 +210,11 @@ class HttpCalls:
     """Calls of one model at servers that all have it. Safe to use from many threads.
 
     Args:
-        name: of the model, for error texts.
+        name: name of the model, for error texts.
         targets: the servers; they take turns.
-        head: lines of the head of each request.
-        retries: attempts beside the first one.
-        secret: a text that no error shows, whatever a server answers; "": none.
+        head: header lines of each request.
+        retries: number of attempts after the first one.
+        secret: a text that errors never show, whatever a server answers; "" without one.
     """
 
     def __init__(
@@ -231,21 +231,21 @@ class HttpCalls:
         self._lock = threading.Lock()  # of the policy
 
     def begin(self, path: str, head: bytes, body: bytes, waiting: Waiting) -> UpstreamCall:
-        """Send a request; return the answer, whose head came and says that it went well.
+        """Send a request; return the answer, whose head has arrived and reports success.
 
-        A server may be asked twice.
+        A server may get a request twice.
 
         Raises:
-            PredictorUnavailableError: no server could be reached, or none takes calls now.
+            PredictorUnavailableError: no server could be reached or accepts calls now.
             InputError, PredictorError: the server answered an error.
-            DeadlineError: the time is over.
-            ClosedError: nobody waits for the answer any more.
+            DeadlineError: the time has passed.
+            ClosedError: no caller waits for the answer any more.
         """
         tries = 0
         while True:
             waiting.check()
             index = self._pick()
-            if waiting.ends <= time.monotonic():  # the server is not asked: this is not its fault
+            if waiting.ends <= time.monotonic():  # no server is asked, so none is at fault
                 raise self.too_late(index)
             try:
                 return self._once(index, path, head, body, waiting)
@@ -260,7 +260,7 @@ class HttpCalls:
                     pause_s = _FIRST_PAUSE_S * 2.0**tries * random.uniform(0.5, 1.0)
                 with self._lock:
                     if error.after_s is None and self._policy.count_down < len(self.pools):
-                        pause_s = 0.0  # another one is asked
+                        pause_s = 0.0  # ask another server
                 tries += 1
                 most_s = min(_MOST_PAUSE_S, waiting.ends - time.monotonic())
                 if tries > self._retries or pause_s >= most_s:
@@ -271,20 +271,20 @@ class HttpCalls:
                     waiting.pause(pause_s)
 
     def refuse(self, index: int, why: object) -> NoReturn:
-        """Raise PredictorError: an answer came, but not one that can be used."""
+        """Raise PredictorError: the answer cannot be used."""
         text = self.shown(str(why))
         raise PredictorError(f"[{self._name}] {self._targets[index]}: {text}")
 
     def too_late(self, index: int) -> DeadlineError:
-        """Return the error of a call whose time is over."""
+        """Return the error of a call whose time has passed."""
         return DeadlineError(f"[{self._name}] {self._targets[index]} did not answer in time")
 
     def shown(self, text: str) -> str:
-        """Return what a server says, in a line without the secret."""
+        """Return a server's text as one line without the secret."""
         return one_line(text.replace(self._secret, "***") if self._secret else text)
 
     def close(self) -> None:
-        """Let no call begin any more; those under way finish."""
+        """Refuse new calls; calls in progress finish."""
         for pool in self.pools:
             pool.close()
 

@@ -22,7 +22,7 @@ from pipeline.proto.inference_v2_pb2 import (
 from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
 from pipeline.proto.v2.raw import DATATYPES, with_text
 
-_STARTUP_TIMEOUT_S = 10.0  # for a server to come up and describe the model
+_STARTUP_TIMEOUT_S = 10.0  # wait for a server that describes the model
 
 
 class KServePredictor(RemotePredictor):
@@ -76,8 +76,8 @@ class KServePredictor(RemotePredictor):
 def connect(model: RemoteModel) -> KServePredictor:
     """Return a predictor that asks `model.endpoints`, once one of them has described the model.
 
-    Raises InitError: no server comes up in 10 s, the model is unknown there, a tensor has a
-    datatype that is unknown here, or an endpoint is no "host:port".
+    Raises InitError: no server is up within 10 s, the server lacks the model, a tensor has an
+    unknown datatype, or an endpoint is not "host:port".
     """
     named = ModelInferRequest(
         model_name=model.model_name or model.name, model_version=model.model_version
@@ -122,4 +122,4 @@ def _spec(model: RemoteModel, tensor: ModelMetadataResponse.TensorMetadata) -> T
             f"one of {', '.join(DATATYPES)}"
         )
     dims = tuple(None if size < 0 else size for size in tensor.shape)
-    return TensorSpec(tensor.name, dtype, dims or None)  # no shape at all: some servers say none
+    return TensorSpec(tensor.name, dtype, dims or None)  # some servers report no shape

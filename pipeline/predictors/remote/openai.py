@@ -1,4 +1,4 @@
-"""Client of models on servers of OpenAI's API: vLLM, SGLang, llama.cpp, Triton, ours, OpenAI's.
+"""Client of models behind OpenAI's API: vLLM, SGLang, llama.cpp, Triton, this library, OpenAI.
 
 The API: https://platform.openai.com/docs/api-reference
 """
@@ -28,7 +28,7 @@ from pipeline.tracing.context import HEADER, call_trace
 
 _INPUT = "input"
 _PATHS = {"messages": "/chat/completions", "prompt": "/completions", _INPUT: "/embeddings"}
-_TIMEOUT_S = 600.0  # of a call that no deadline bounds: whole answers of models take long
+_TIMEOUT_S = 600.0  # of a call without a deadline: whole answers take long
 _JSON = "application/json"
 _COUNTS = ("prompt_tokens", "completion_tokens")
 _SAID = (
@@ -57,10 +57,10 @@ class OpenAIModel(RemoteModel, frozen=True, kw_only=True):
 
 
 class OpenAIPredictor:
-    """A model on other servers as a `Predictor`, which answers whole or in parts.
+    """A model on other servers as a `Predictor`, with whole or streamed answers.
 
-    The input decides the call: `messages` a chat, `prompt` a text, `input` embeddings. All of it is
-    sent unchanged, arrays as lists. The answer has the names that the frontend `openai` reads:
+    The input decides the call: `messages` is a chat, `prompt` a text, `input` embeddings. It is
+    sent unchanged, with arrays as lists. The answer has the names that the frontend `openai` reads:
     `text`, `finish_reason`, `prompt_tokens`, `completion_tokens`, and other fields of the model's
     answer, such as `tool_calls`; or `embedding`, an array with a row for each input.
 
@@ -100,7 +100,7 @@ class OpenAIPredictor:
     ) -> dict[str, Any]:
         """Return the whole answer; see `Predictor.predict`, and `stream` for `context`.
 
-        Raises what `HttpCalls.begin` does.
+        Raises as `HttpCalls.begin`.
         """
         refuse_unknown_arguments(legacy)
         asked = self._asked(feed)
@@ -123,9 +123,10 @@ class OpenAIPredictor:
         """Answer part by part: `yield from self.client.stream(feed_batch[0], context)`.
 
         Args:
-            feed: as of `predict`, for a chat or a text.
-            context: what `process` was given: when nobody waits for the answer any more the call
-                ends, also while the model is silent. Without it, it ends with the next part.
+            feed: as in `predict`, for a chat or a text.
+            context: the `context` of `process`. The call ends when no caller waits for the answer
+                any more, also while the model sends nothing. Without it, the call ends at the next
+                part.
         """
         asked = {"stream_options": {"include_usage": True}, **self._asked(feed), "stream": True}
         path = _path_of(self._name, asked)
@@ -140,13 +141,13 @@ class OpenAIPredictor:
             call.close()
 
     def close(self) -> None:
-        """Let no call begin any more; those under way finish."""
+        """Refuse new calls; calls in progress finish."""
         self._calls.close()
 
     def _asked(self, feed: Any) -> dict[str, Any]:
-        """Return what is sent of a feed, with plain values."""
+        """Return the body of a request for a feed, with plain values."""
         given = only_feed(self._name, feed)
-        if self._is_merged and _INPUT not in given:  # the messages of all would be one chat
+        if self._is_merged and _INPUT not in given:  # all messages would be one chat
             raise InputError(
                 f"[{self._name}] batch_size above 1 is for embeddings: chats and texts are asked "
                 "one by one, as many at once as concurrency says"
@@ -156,8 +157,8 @@ class OpenAIPredictor:
         body = {name: value for name, value in plain.items() if value is not None}
         if body.pop("n", 1) != 1:
             raise InputError(f"[{self._name}] n: one answer is asked for at a time")
-        body.pop("stream", None)  # the method that is called decides this
-        return {**own, **body, "model": self._model}  # which is not for callers to choose
+        body.pop("stream", None)  # the called method decides this
+        return {**own, **body, "model": self._model}  # callers cannot choose the model
 
     def _begin(
         self, path: str, accept: str, asked: Mapping[str, Any], waiting: Waiting
@@ -166,7 +167,7 @@ class OpenAIPredictor:
         if trace := call_trace():
             head += header_line(HEADER, trace)
         left_ms = math.ceil(max(0.0, waiting.ends - time.monotonic()) * 1000)
-        head += header_line("grpc-timeout", f"{left_ms}m")  # our own server reads it
+        head += header_line("grpc-timeout", f"{left_ms}m")  # this library's server reads it
         try:
             body = orjson.dumps(asked, option=orjson.OPT_SERIALIZE_NUMPY, default=_other)
         except orjson.JSONEncodeError as error:
@@ -219,7 +220,7 @@ def _path_of(name: str, asked: Mapping[str, Any]) -> str:
 
 
 def _plain(name: str, value: Any, has_rows: bool) -> Any:
-    """Return a value as JSON has it; one for all rows of a batch, where they are alike."""
+    """Return a value in JSON's types; of the rows of a batch, the common value."""
     is_array = isinstance(value, np.ndarray)
     if is_array:
         value = value.tolist()
@@ -234,7 +235,7 @@ def _plain(name: str, value: Any, has_rows: bool) -> Any:
 
 
 def _other(value: Any) -> Any:
-    """Return what orjson does not know as something that it does."""
+    """Convert a value of a type that orjson lacks."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     if isinstance(value, np.ndarray):
@@ -250,7 +251,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _vectors(answer: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row for each input; the first one has the count of all."""
+    """Return a row for each input; the first row has the total count."""
     rows = sorted(answer["data"], key=lambda row: int(row["index"]))
     vectors = np.stack([_vector(row["embedding"]) for row in rows])
     given = asked[_INPUT]
@@ -269,7 +270,7 @@ def _whole(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(chunk: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a chunk adds; nothing: it only says who speaks."""
+    """Return the fields that a chunk adds; empty if it only has the role."""
     for choice in chunk.get("choices") or ():
         part = _told(choice, choice.get("delta") or choice)
         return part if len(part) > 1 or part["text"] else {}
@@ -292,7 +293,7 @@ def _told(choice: Mapping[str, Any], message: Mapping[str, Any]) -> dict[str, An
 
 
 def _logprobs(logprobs: Any) -> list[dict[str, Any]]:
-    """Return the tokens of a chat's form, or of the older one of completions, as `Logprob`s."""
+    """Return the tokens of a chat or of the older completions as `Logprob`s."""
     if not logprobs:
         return []
     if "tokens" not in logprobs:
@@ -310,7 +311,7 @@ def _logprobs(logprobs: Any) -> list[dict[str, Any]]:
 
 
 def _counts(usage: Any) -> dict[str, int]:
-    """Return the counts that an answer or a chunk has; TypeError: they are not whole numbers."""
+    """Return the counts of an answer or chunk. Raises TypeError: they are not whole numbers."""
     counts = {name: usage[name] for name in _COUNTS if name in usage} if usage else {}
     if not all(isinstance(count, int) and count >= 0 for count in counts.values()):
         raise TypeError("its usage has other counts than whole numbers")

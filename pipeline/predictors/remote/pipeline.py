@@ -42,7 +42,7 @@ class PipelinePredictor(RemotePredictor):
     def __init__(self, model: RemoteModel, calls: GrpcCalls, pipeline: str = "") -> None:
         ask = calls.asker(INFERENCE_PATH, Response.FromString)
         super().__init__(model.name, (), tuple(model.fetch_list or ()), ask, calls.close)
-        # As .npy bytes an array keeps its dtype, and integers are written much quicker.
+        # As .npy bytes an array keeps its dtype, and integers are much quicker to write.
         self._sends_tensors = model.sends_tensors
         self._own_ip = own_ip(calls.peer)
         self._pipeline = pipeline
@@ -85,7 +85,7 @@ def _with_batch_axis(name: str, value: Any) -> Any:
 
 
 def _results(response: Response, names: Sequence[str]) -> dict[str, Any]:
-    """Return the results called `names`, in that order, each with its LoD; none: all."""
+    """Return the results `names` in that order, each with its LoD; all if `names` is empty."""
     tensors = {tensor.name: tensor for tensor in response.tensors}
     texts = dict(zip(response.key, response.value, strict=False))
     results: dict[str, Any] = {}
@@ -101,10 +101,10 @@ def _results(response: Response, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _from_text(text: str) -> Any:
-    """Return the array that a server wrote as this text; any other text is itself, digits too.
+    """Return the array that a server wrote as this text; other text unchanged, also digits.
 
-    Servers write arrays and lists of `str`. Other text was text at the peer, and what it looks
-    like must not decide its type.
+    Servers write arrays and lists of `str` so. Other text was text at the peer and stays text, even
+    if it looks like a number.
     """
     if not text.startswith(("array(", "[")):
         return text
@@ -122,7 +122,7 @@ def _text_array(texts: list[str]) -> np.ndarray:
 
 
 class StoringPredictor(PipelinePredictor):
-    """A pipeline elsewhere whose large inputs go by a store: the request has references to them."""
+    """Another pipeline with a store for large inputs: the request has references to them."""
 
     def __init__(
         self, model: RemoteModel, calls: GrpcCalls, pipeline: str, store: InputStore
@@ -142,7 +142,7 @@ class StoringPredictor(PipelinePredictor):
         context: Sequence[RequestContext] = (),
         **more: Any,
     ) -> dict[str, Any]:
-        """Have it run once, see `PipelinePredictor`; what was stored for that is removed then."""
+        """Run it once, see `PipelinePredictor`; then remove the stored inputs."""
         data = dict(only_feed(self._name, feed))
         references = []
         try:
@@ -154,14 +154,16 @@ class StoringPredictor(PipelinePredictor):
             return super().predict(data, fetch, batch, log_id, context=context, **more)
         finally:
             for reference in references:
-                with contextlib.suppress(PredictorUnavailableError):  # it is forgotten in time
+                with contextlib.suppress(
+                    PredictorUnavailableError
+                ):  # the store removes it after its lifetime
                     forget(self._store, reference)
 
 
 def connect(model: RemoteModel) -> PipelinePredictor:
     """Return a predictor that asks `model.endpoints`; if none answers yet, a warning is logged.
 
-    They are "host:port", or "host:port/name" with the name of a pipeline.
+    Endpoints are "host:port", or "host:port/name" with the name of a pipeline.
 
     Raises InitError: an endpoint has another form, or the store cannot be opened.
     """

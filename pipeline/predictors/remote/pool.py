@@ -1,4 +1,4 @@
-"""Connections to one server: opened when they are needed, and kept for the next calls."""
+"""Pools of connections to one server, which are opened on demand and kept for later calls."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Generic, Protocol, TypeVar
 from pipeline.errors import ClosedError
 
 MAX_IDLE = 32
-"""Connections to one server that are kept while nobody uses them."""
+"""Maximum number of idle connections to one server."""
 
 CONNECT_TIMEOUT_S = 3.0
-"""Limit for a connection that a call needs."""
+"""Time limit to open a connection that a call needs."""
 
 LOOK_S = 0.1
-"""Time between two checks whether anybody still waits for the answer of a call."""
+"""Time between two checks whether a caller still waits for an answer."""
 
-_SPARE_CONNECT_S = 1.0  # limit for one beside others, which may be given back meanwhile
+_SPARE_CONNECT_S = 1.0  # limit if others are in use, which may be given back first
 _PROBE_TIMEOUT_S = 1.0
 _ESTABLISHED = b"\1"  # the first byte of tcp_info, its state
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    # A host that vanishes silently is noticed within a minute.
+    # A host that vanishes silently is detected within a minute.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
@@ -45,7 +45,7 @@ class ConnectionLostError(Exception):
 
 
 class OutOfTimeError(Exception):
-    """The deadline passed. The connection may be used again, unless the request was not sent."""
+    """The deadline has passed. The connection can be used again if the request was sent."""
 
 
 class Waiting:
@@ -56,7 +56,7 @@ class Waiting:
         self.is_cancelled: Callable[[], bool] | None = is_cancelled
 
     def left_s(self) -> float:
-        """Return the time left. Raises OutOfTimeError; ClosedError: nobody waits any more."""
+        """Return the time left. Raises OutOfTimeError; ClosedError: no caller waits any more."""
         self.check()
         left = self.ends - time.monotonic()
         if left <= 0:
@@ -64,12 +64,12 @@ class Waiting:
         return left
 
     def check(self) -> None:
-        """Raise ClosedError if nobody waits for the answer any more."""
+        """Raise ClosedError if no caller waits for the answer any more."""
         if self.is_cancelled is not None and self.is_cancelled():
             raise ClosedError("nobody waits for the answer any more")
 
     def step_s(self) -> float:
-        """Return how long to wait before the next `step_s`; raises what `left_s` does."""
+        """Return how long to wait before the next check. Raises as `left_s`."""
         left = self.left_s()
         return left if self.is_cancelled is None else min(left, LOOK_S)
 
@@ -81,30 +81,30 @@ class Waiting:
             pass
 
     def pause(self, time_s: float) -> None:
-        """Wait for so long."""
+        """Wait, with checks, for a time."""
         ends = time.monotonic() + time_s
         while (left := ends - time.monotonic()) > 0:
             time.sleep(min(left, self.step_s()))
 
 
 class PooledConnection(Protocol):
-    """A connection of a protocol, which one caller has to itself while it asks."""
+    """A connection of a protocol; one caller uses it at a time."""
 
     is_usable: bool
-    """True if another request may follow, as far as is known without looking."""
+    """Whether another request may follow, as far as is known without a system call."""
 
     def has_ended(self) -> bool:
         """Return whether the server has closed an idle connection."""
 
     def close(self) -> None:
-        """Close the socket; in a forked child the parent's end of the line stays open."""
+        """Close the socket; in a forked child the parent's connection stays open."""
 
 
 _Kind = TypeVar("_Kind", bound=PooledConnection)
 
 
 def prepare(connected: socket.socket) -> None:
-    """Set the options that sockets of all protocols have."""
+    """Set the socket options of all protocols."""
     for option in _OPTIONS:
         connected.setsockopt(*option)
 
@@ -115,9 +115,9 @@ def has_ended(connected: socket.socket) -> bool:
 
 
 class Pool(Generic[_Kind]):
-    """Connections to one address, which is resolved again for each.
+    """Connections to one address, which is looked up for each connection.
 
-    `speak` makes a connection of a socket that is connected; `clock` is that of probes.
+    `speak` makes a connection from a connected socket; `clock` is the clock of probes.
     """
 
     def __init__(
@@ -133,16 +133,16 @@ class Pool(Generic[_Kind]):
         self._probe: _Attempt | None = None
         self._lock = threading.Lock()  # of all below
         self._given_back = threading.Condition(self._lock)
-        self._waiting = 0  # for the next that is given back
-        self._connections: set[_Kind] = set()  # those in use too
+        self._waiting = 0  # callers that wait for a connection to be given back
+        self._connections: set[_Kind] = set()  # also those in use
         self._idle: list[_Kind] = []
         self._is_closed = False
 
     def take(self, waiting: Waiting) -> _Kind:
-        """Return a connection that nobody else uses until it is given back.
+        """Return a connection for exclusive use until it is given back.
 
-        That is an idle one if there is any, else a new one. Where that cannot be opened, but others
-        are in use, the first of them that is given back.
+        It is an idle one if there is one, otherwise a new one. If that cannot be opened but others
+        are in use, it is the first of them that is given back.
 
         Raises:
             CannotConnectError: none can be opened, and none is open.
@@ -161,7 +161,7 @@ class Pool(Generic[_Kind]):
             return self._add(connected)
 
     def give_back(self, connection: _Kind) -> None:
-        """Take a connection back, for others if it is usable."""
+        """Take a connection back; keep it if it is usable."""
         with self._lock:
             is_current = connection in self._connections and not self._is_closed
             if is_current and connection.is_usable and len(self._idle) < MAX_IDLE:
@@ -172,7 +172,7 @@ class Pool(Generic[_Kind]):
                 self._given_back.notify_all()
 
     def retire_all(self) -> None:
-        """Open new connections from now on; calls under way finish on the old ones."""
+        """Use new connections from now on; calls in progress finish on the old ones."""
         with self._lock:
             for connection in self._idle:
                 connection.close()
@@ -186,12 +186,12 @@ class Pool(Generic[_Kind]):
         self._end_probe()
 
     def probe(self) -> bool | None:
-        """Return whether the server can be connected to; None: not known yet, ask again later.
+        """Return whether the server accepts connections; None: unknown yet, ask again later.
 
-        It never waits (but for the look-up of a name). What it opened is there for `take`.
+        It waits only for the lookup of a name. `take` uses the connection that it opened.
         """
         if not self._probe_lock.acquire(blocking=False):
-            return None  # another caller is at it
+            return None  # another caller probes
         try:
             return self._poll_probe()
         except OSError:
@@ -201,7 +201,7 @@ class Pool(Generic[_Kind]):
             self._probe_lock.release()
 
     def close(self) -> None:
-        """Open nothing any more; connections close when their last call has ended."""
+        """Open no more connections; open ones close when their calls have ended."""
         with self._lock:
             self._is_closed = True
             self._given_back.notify_all()
@@ -233,10 +233,10 @@ class Pool(Generic[_Kind]):
         self._connections.discard(connection)
         connection.close()
 
-    # Without it
+    # Without the lock
 
     def _take_next(self, error: OSError, waiting: Waiting) -> _Kind:
-        """Wait for one of the others where a new one could not be opened, for the reason given."""
+        """Wait for a connection in use, after a new one could not be opened because of `error`."""
         with self._lock:
             while self._connections:
                 idle = self._pop_idle()
@@ -277,7 +277,7 @@ _Info = tuple[int, int, int, str, tuple[object, ...]]
 
 
 class _Attempt:
-    """A connection in the making."""
+    """A connection that is being opened."""
 
     def __init__(self, info: _Info, ends: float) -> None:
         family, kind, protocol, _, address = info
@@ -300,8 +300,8 @@ class _Attempt:
             return None
         failed = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not failed and self._socket.getsockname() == self._socket.getpeername():
-            # Where nobody listens on a port of this host, a connection may be given that port for
-            # its own end, and then talks to itself, and no server can have the port again.
+            # If no process listens on a port of this host, the system may give a connection that
+            # port as its own end. It then talks to itself, and keeps the port from servers.
             failed = errno.ECONNREFUSED
         if failed:
             self.close()
@@ -309,9 +309,9 @@ class _Attempt:
         return self._socket
 
     def wait(self, waiting: Waiting) -> socket.socket | None:
-        """Return the connected socket; None: it took too long, and was closed.
+        """Return the connected socket; None if it took too long and was closed.
 
-        Raises what `poll` and `Waiting.check` do.
+        Raises as `poll` and `Waiting.check`.
         """
         connected = None
         try:
@@ -334,7 +334,7 @@ def dial(
 
     Raises:
         OSError: no address answers; TimeoutError: none did in time.
-        ClosedError: nobody waits for the answer any more.
+        ClosedError: no caller waits for the answer any more.
     """
     ends = min(waiting.ends, time.monotonic() + limit_s)
     error: OSError = TimeoutError()
@@ -355,13 +355,13 @@ def _resolve(address: tuple[str, int]) -> list[_Info]:
     return list(socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
 
 
-# Which of several servers is asked --------------------------------------------------------------
+# Choice of one of several servers ---------------------------------------------------------------
 
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
 MAX_TIMEOUTS = 3
-"""So many calls in a row without any answer, and a server counts as failed."""
+"""After so many calls in a row without an answer a server counts as failed."""
 
 
 @dataclass(slots=True)
@@ -374,12 +374,13 @@ class _Health:
 
 
 class EndpointPolicy:
-    """A policy: nothing is sent, nothing waits, and the caller sees to it that one at a time
-    asks. Servers are known by their index.
+    """The policy of choosing a server. It sends nothing and never waits.
+
+    The caller serialises all calls. Servers are known by their index.
 
     Args:
-        count: of servers; at least 1.
-        clock: seconds, monotonic.
+        count: number of servers; at least 1.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -388,16 +389,16 @@ class EndpointPolicy:
         self._next = 0
         self.count_down: int = 0
         self.all_are_well: bool = True
-        """No server is down, and none has let a call run out of time since it answered one."""
+        """Whether no server is down and none has timed out since its last answer."""
 
     def pick(self, without: Collection[int] = ()) -> int | None:
         """Return the server whose turn it is; one that is down only if no other is left.
 
-        So a request costs nothing extra while a server is down, and when all are, each is still
-        tried: an error comes at once, and the first server that is back is found by the next call.
+        So a request costs nothing extra while a server is down. If all are down, each is still
+        tried: an error comes at once, and the next call finds the first server that is up again.
 
         Args:
-            without: servers that this request has no use for; None if these are all.
+            without: servers that this request does not use; the result is None if it is all.
         """
         count = len(self._servers)
         if count == 1:
@@ -416,9 +417,9 @@ class EndpointPolicy:
         return down
 
     def due(self) -> list[int]:
-        """Return the servers that are down and whose back-off is over: they may be back."""
+        """Return the servers that are down and whose back-off has ended: they may be up again."""
         if not 0 < self.count_down < len(self._servers):
-            return []  # when all are down every request is a test
+            return []  # if all are down, each request tests them
         now = self._clock()
         return [
             index
@@ -446,9 +447,9 @@ class EndpointPolicy:
         return True
 
     def timed_out(self, index: int) -> bool:
-        """Note a call without an answer in time; several in a row mean that the server hangs.
+        """Note a timeout of a call; after several in a row the server counts as failed.
 
-        Whether this made a server fail that was well until now.
+        Return whether this made a server fail that was well until now.
         """
         server = self._servers[index]
         server.timeouts += 1
