@@ -1,4 +1,4 @@
-"""Execution providers: those that `local_service_conf` asks for, and those of a session."""
+"""Execution providers: the providers that `local_service_conf` asks for, and those of a session."""
 
 from __future__ import annotations
 

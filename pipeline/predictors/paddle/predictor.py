@@ -389,7 +389,7 @@ def preserve_process_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep all handlers, also those that Python's `signal` cannot read or set."""
+    """Keep all handlers, also handlers that Python's `signal` cannot read or set."""
     sigaction = ctypes.CDLL(None).sigaction
     kept = {number: ctypes.create_string_buffer(_MAX_ACTION_BYTES) for number in _TAKEN}
     for number, action in kept.items():
