@@ -1,4 +1,4 @@
-"""Schemas: the types of requests and answers, and what checks values by them."""
+"""Schemas: the types of requests and answers, and the checks of values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Schema(msgspec.Struct):
 
         RequestOp(schema=Ask)
 
-    It is a msgspec.Struct, with all of its options: `forbid_unknown_fields=True` refuses keys that
-    are not fields, `rename="camel"` gives clients other names. A TypedDict, a dataclass, a
-    msgspec.Struct and a model of pydantic work as well.
+    It is a msgspec.Struct with all its options: `forbid_unknown_fields=True` refuses keys that are
+    not fields, `rename="camel"` gives clients other names. A TypedDict, a dataclass, another
+    msgspec.Struct or a pydantic model can be used instead.
     """
 
 

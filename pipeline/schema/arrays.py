@@ -1,4 +1,4 @@
-"""Arrays in schemas: of nested lists, of a dtype, of a shape that a Tensor says."""
+"""Arrays in schemas: from nested lists, of a dtype, of a Tensor's shape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.schema.kinds import REFERENCE, found_name, within
 
 Array = npt.NDArray[Any]
 Rule = Callable[[Any], Any]
-"""Converts a value to the form that the Op gets; a ValueError has the path after INNER."""
+"""Converts a value to the form for the Op; its ValueError has the path after INNER."""
 
 _NUMBERS = "biuf"
 _BEYOND_INT64 = 2.0**63
@@ -30,12 +30,12 @@ _ARRAY_TYPES: Any = (np.ndarray,)
 
 
 def is_array_type(kind: Any) -> bool:
-    """Return whether an annotation is numpy's array, of any dtype."""
+    """Return whether an annotation is a numpy array of any dtype."""
     return (get_origin(kind) or kind) in _ARRAY_TYPES
 
 
 def dtype_of(kind: Any) -> np.dtype[Any] | None:
-    """Return the dtype that `NDArray[np.float32]` says; None for a bare `np.ndarray`."""
+    """Return the dtype in `NDArray[np.float32]`; None for a bare `np.ndarray`."""
     arguments = get_args(kind)
     scalar = get_args(arguments[1]) if len(arguments) > 1 else ()
     is_one = scalar and isinstance(scalar[0], type) and scalar[0] is not np.generic
@@ -43,9 +43,9 @@ def dtype_of(kind: Any) -> np.dtype[Any] | None:
 
 
 def made_array(kind: Any, value: Any) -> Any:
-    """Return what is given for an array as one: `dec_hook` of msgspec.
+    """Convert a value to an array: `dec_hook` of msgspec.
 
-    Raises ValueError with the path within it, behind INNER.
+    Raises ValueError with the path in the value after INNER.
     """
     dtype = _wanted(kind)
     if isinstance(value, list | tuple):
@@ -57,7 +57,7 @@ def made_array(kind: Any, value: Any) -> Any:
 
 @lru_cache(256)
 def _wanted(kind: Any) -> np.dtype[Any] | None:
-    """Return the dtype of a type. Raises NotImplementedError: it is not an array's."""
+    """Return the dtype of an array type. Raises NotImplementedError: it is another type."""
     if not is_array_type(kind):
         raise NotImplementedError(f"{kind} is not supported in a schema")
     return dtype_of(kind)
@@ -66,7 +66,7 @@ def _wanted(kind: Any) -> np.dtype[Any] | None:
 def _of_lists(value: Any) -> Array:
     try:
         array = as_array(value)
-    except (ValueError, OverflowError):  # it is ragged
+    except (ValueError, OverflowError):  # ragged lists
         array = np.empty(1, object)
     if array.dtype == np.float64 and array.size and array.max() >= _BEYOND_INT64:
         array = _unsigned(value, array)
@@ -79,7 +79,7 @@ def _of_lists(value: Any) -> Array:
 
 
 def _unsigned(value: Any, array: Array) -> Array:
-    """Return whole numbers, of which numpy makes floats where some have 64 bits, without loss."""
+    """Return integers without loss: numpy makes floats of them if some have 64 bits."""
     if not _are_whole(value):
         return array
     try:
@@ -109,7 +109,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _odd(value: Any, wanted: type, shape: tuple[int, ...], path: str = INNER) -> str:
-    """Return what is wrong with nested lists, and where; "": nothing."""
+    """Return the fault of nested lists, and its path; "" without one."""
     if shape and isinstance(value, list | tuple):
         if len(value) != shape[0]:
             lengths = shape[0], len(value)
@@ -125,7 +125,7 @@ def _odd(value: Any, wanted: type, shape: tuple[int, ...], path: str = INNER) ->
 
 
 def as_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Return an array as one of a dtype, if nothing of it is lost but precision; ValueError."""
+    """Convert an array to a dtype. Raises ValueError: more than precision would be lost."""
     if array.dtype == dtype:
         return array
     refusal = f"Expected `array of {dtype.name}`, got `array of {array.dtype.name}`{INNER}"
@@ -154,7 +154,7 @@ def as_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def rule_of(kind: Any, memo: dict[Any, Rule] | None = None) -> Rule | None:
-    """Return what has arrays within a type be as their Tensors say; None: there are none."""
+    """Return the rule that applies the Tensors within a type; None without Tensors."""
     memo = {} if memo is None else memo
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -182,7 +182,7 @@ def _rule_of_class(kind: type, memo: dict[Any, Rule]) -> Rule | None:
     )
     if not is_object:
         return None
-    if kind in memo:  # it may be within itself
+    if kind in memo:  # the type may contain itself
         return memo[kind]
     memo[kind] = rule = _ObjectRule({})
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -205,7 +205,7 @@ def _tensor_rule(tensor: Tensor, value: Any) -> Any:
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Return whether an array's sizes are those wanted, where these are not ANY."""
+    """Return whether an array has the wanted sizes; ANY fits any size."""
     sizes = zip(shape, wanted, strict=False)
     return len(shape) == len(wanted) and all(want in (ANY, size) for size, want in sizes)
 
@@ -231,7 +231,7 @@ def _dict_rule(rule: Rule, value: Any) -> Any:
 
 
 class _ObjectRule:
-    """Rules of an object's fields; it changes the object, which is new."""
+    """Rules of an object's fields; it changes the object, which this library made."""
 
     def __init__(self, rules: dict[str, Rule]) -> None:
         self.rules = rules
@@ -254,7 +254,7 @@ class _ObjectRule:
 
 
 def _within(rule: Rule, value: Any, step: str) -> Any:
-    """Apply a rule to what stands at a step; its ValueError gets the step before its path."""
+    """Apply a rule to the value at a step; prefix the path of its ValueError with the step."""
     try:
         return rule(value)
     except ValueError as error:
@@ -272,7 +272,7 @@ _KINDS = {"b": "boolean", "i": "integer", "u": "integer", "f": "number"}
 
 
 def components_of(schema: Any, kind: inspect.Type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema of a type, and those of the types that it refers to, by name."""
+    """Return the JSON schema of a type, and the schemas of types that it refers to, by name."""
     (root,), components = msgspec.json.schema_components(
         [schema], schema_hook=_array_schema, ref_template=REFERENCE + "{name}"
     )
@@ -285,7 +285,7 @@ def components_of(schema: Any, kind: inspect.Type) -> tuple[dict[str, Any], dict
 
 
 def _without_false(value: Any) -> Any:
-    """Return a schema without `items: false` of tuples, whose length says the same: tools trip."""
+    """Remove the `items: false` of tuples, which some tools refuse; the length implies it."""
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if not (key == "items" and one is False)}
         return {key: _without_false(one) for key, one in kept.items()}
@@ -305,7 +305,7 @@ def _items(dtype: np.dtype[Any] | None) -> dict[str, Any]:
 
 
 def _say_tensors(kind: Any, described: dict[str, Any]) -> None:
-    """Say the dtype and the shape of the arrays that a Tensor describes."""
+    """Add dtype and shape to the schemas of arrays with a Tensor."""
     hints = typing.get_type_hints(kind.cls, include_extras=True)
     for field in kind.fields:
         tensor = _tensor_in(hints.get(field.name))
@@ -322,7 +322,7 @@ def _tensor_in(hint: Any) -> Tensor | None:
 
 
 def tensor_schema(tensor: Tensor) -> dict[str, Any]:
-    """Return the JSON schema of an array: nested lists."""
+    """Return the JSON schema of an array, as nested lists."""
     kind = DATATYPES[tensor.datatype].kind
     schema: dict[str, Any] = {"type": _KINDS.get(kind, "number" if kind == "V" else "string")}
     for size in reversed(tensor.shape):

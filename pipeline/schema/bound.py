@@ -1,4 +1,4 @@
-"""BoundSchema: a schema as a RequestOp or ResponseOp uses it, looked at once before the start."""
+"""BoundSchema: a schema that is prepared at the start for a RequestOp or ResponseOp."""
 
 from __future__ import annotations
 
@@ -37,45 +37,45 @@ from pipeline.schema.kinds import (
 
 _TEXT = (inspect.StrType, inspect.AnyType)
 _NUMBERS = (inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.NoneType)
-_ARRAY = "array("  # so an array begins that a client has sent as text
+_ARRAY = "array("  # the beginning of an array as text
 
 
 class BoundSchema(Protocol):
     """A schema of a request or of an answer.
 
     Attributes:
-        name: of the user's type.
-        is_quick: whether it runs no code of the user's.
+        name: name of the user's type.
+        is_quick: whether its checks run no user code.
     """
 
     name: str
     is_quick: bool
 
     def check(self, fields: dict[str, Any], is_text: bool = False) -> dict[str, Any]:
-        """Return a request's values as its Ops see them: all keys of the schema, converted.
+        """Return a request's values for the Ops: all keys of the schema, converted.
 
-        `is_text`: numbers come as text, lists and objects as JSON. Raises PackageError with the
-        path, the type that was found and the one expected.
+        `is_text`: numbers are text, lists and objects are JSON. Raises PackageError with the path,
+        the found type and the expected one.
         """
 
     def check_answer(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return an answer with what its schema fills in; raises PayloadTypeError."""
+        """Return an answer with the schema's defaults. Raises PayloadTypeError."""
 
     def json_schema(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return its JSON schema, and the schemas that it refers to, by name."""
+        """Return the JSON schema, and the schemas that it refers to, by name."""
 
 
 class _Field(msgspec.Struct, frozen=True):
-    """One key of a schema; `name` is what the Op calls it."""
+    """One key of a schema; `name` is the Op's name for it."""
 
     key: str
     name: str
     has_arrays: bool
-    is_array: bool  # or a list, or may be
+    is_array: bool  # an array, or a union with one
     reads_json: bool
     is_number: bool
     takes_bytes: bool
-    is_bytes: bool  # and nothing else, but for null
+    is_bytes: bool  # bytes, or bytes and null
     expected: str
     default: Callable[[], Any] | None
 
@@ -84,7 +84,7 @@ class MsgspecSchema:
     """BoundSchema of a Struct, a TypedDict or a dataclass.
 
     Raises:
-        ConfigError: it is another type, or has an unsupported type in it.
+        ConfigError: it is another type, or contains an unsupported type.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -96,7 +96,7 @@ class MsgspecSchema:
             self._kind = inspect.type_info(schema)
             self._rule = rule_of(schema)
             self._refusal_of({}, is_text=False)
-        except Exception as error:  # of the user's types, whatever they are
+        except Exception as error:  # the user's types may raise anything
             raise ConfigError(f"schema {self.name}: {described(error)}") from error
         if not isinstance(
             self._kind, inspect.StructType | inspect.TypedDictType | inspect.DataclassType
@@ -161,7 +161,7 @@ class MsgspecSchema:
             raise failed(self.name, error) from error
 
     def _given(self, fields: dict[str, Any], is_text: bool) -> dict[str, Any]:
-        """Return values as msgspec takes them: of text its JSON, of arrays lists or one element."""
+        """Return values for msgspec: parsed JSON for text, lists or one element for arrays."""
         given = fields
         for field in self._fields:
             value = fields.get(field.key)
@@ -187,7 +187,7 @@ class MsgspecSchema:
         return fault(str(error), given, self._kind, lambda value: self._refusal_of(value, is_text))
 
     def _refusal_of(self, value: Any, is_text: bool) -> str:
-        """Return what msgspec says of a value; "" if it fits."""
+        """Return msgspec's error for a value; "" if it fits."""
         try:
             msgspec.convert(value, self._schema, strict=not is_text, dec_hook=made_array)
         except msgspec.ValidationError as error:
@@ -218,7 +218,7 @@ def _field_of(field: inspect.Field) -> _Field:
 
 
 def _of_array(field: _Field, value: Any) -> Any:
-    """Return an array that comes as one: for numbers its one element, for lists its elements."""
+    """Convert an array to its only element for a number, to its elements for a list."""
     if field.has_arrays:
         return np.asarray(value)
     if field.is_bytes and value.dtype == np.uint8:
@@ -231,7 +231,7 @@ def _of_array(field: _Field, value: Any) -> Any:
 
 
 def _text_of(value: bytes) -> Any:
-    """Return bytes as the text that they are, if they are any."""
+    """Return bytes as text if they are UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -239,7 +239,7 @@ def _text_of(value: bytes) -> Any:
 
 
 def _of_text(field: _Field, text: str) -> Any:
-    """Return the list, object or array that a text stands for."""
+    """Return the list, object or array in a text."""
     try:
         if text.startswith(_ARRAY):
             return _of_array(field, text_to_numpy(text))
@@ -268,20 +268,20 @@ def bind(schema: Any) -> BoundSchema:
     return MsgspecSchema(schema)
 
 
-# Models of pydantic, known by their methods: pydantic is the user's own -------------------------
+# Pydantic models, recognised by their methods: this library does not import pydantic ------------
 
 
 def is_model(schema: Any) -> bool:
-    """Return whether a class is a model of pydantic, or speaks as one."""
+    """Return whether a class is a pydantic model, or has its methods."""
     return isinstance(schema, type) and all(
         callable(getattr(schema, name, None)) for name in ("model_validate", "model_json_schema")
     )
 
 
 class ModelSchema:
-    """BoundSchema of a model of pydantic, whose rules are pydantic's: text of a number is one.
+    """BoundSchema of a pydantic model, with pydantic's rules: it accepts text as a number.
 
-    Its validators are the user's own code, so it is asked in threads.
+    Its validators are user code, so it runs on threads.
     """
 
     is_quick: bool = False
@@ -332,7 +332,7 @@ def _names(model: Any) -> list[str]:
 
 
 def _refused(name: str, error: Exception, kind: type[PipelineError], before: str) -> PipelineError:
-    """Return pydantic's first error in our form; the text of an error of another type."""
+    """Return pydantic's first error in this library's form; other errors with their text."""
     errors = getattr(error, "errors", None)
     faults: Sequence[Any] = errors() if callable(errors) else ()
     if not faults:

@@ -1,4 +1,4 @@
-"""Faults: errors of a value that does not fit its schema, with path, type found and expected."""
+"""Faults: errors of a value that does not fit its schema, with path, found and expected type."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _LOGGER = logging.getLogger(__name__)
 
 Step = str | int
 Again = Callable[[Any], str]
-"""What msgspec says of a value; "" if it fits."""
+"""Returns msgspec's error for a value; "" if it fits."""
 
 INNER = "\x00"
 """Separates, in the text of an error, the path within the value from the message."""
 
 _PLACE = re.compile(r"^(?P<said>.*?) - at `(?:(?P<key>key)` in `)?(?P<path>\$.*)`$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
-_ANY_KEY = "..."  # as msgspec writes each key of a dict
+_ANY_KEY = "..."  # msgspec's text for any key of a dict
 _LIMIT = re.compile(r"^Expected `\w+` (?P<limit>[^,]*)$")
 _LENGTH = re.compile(r"^Expected `\w+` (?P<limit>.*), got (?P<found>\d+)$")
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$")
 _TYPES = re.compile(r"^Expected `(?P<expected>.*?)`, got `(?P<found>.*)`$")
-_MOST_KEYS = 20  # of an object that are named
+_MOST_KEYS = 20  # of an object that an error names
 
 
 def fault(text: str, value: Any, kind: inspect.Type, again: Again) -> str:
-    """Return what msgspec says of a value in our words: `inputs[3].x: expected int, found str`.
+    """Return msgspec's error in this library's words: `inputs[3].x: expected int, found str`.
 
-    `again` tells what it says of the value with fewer keys in a dict, to find which is meant.
+    `again` checks the value with fewer keys in a dict, to find the wrong key.
     """
     reason, _, rest = text.partition(INNER)
     inner, behind, rest = rest.partition(" - at ")
@@ -94,7 +94,7 @@ def _types(reason: str, value: Any) -> str:
 
 
 def path_of(steps: Sequence[Step]) -> str:
-    """Return a path as an error shows it: `inputs[3].x`; the value as a whole is `(all)`."""
+    """Return a path for an error: `inputs[3].x`, or `(all)` for the whole value."""
     text = ""
     for step in steps:
         if isinstance(step, int):
@@ -116,7 +116,7 @@ def _steps(path: str) -> list[Step]:
 
 
 def _step_into(value: Any, step: Step) -> Any:
-    """Return what stands at a key or a place; None if nothing does."""
+    """Return the value at a key or index; None if it does not exist."""
     try:
         return value[step]
     except (LookupError, TypeError, AttributeError):
@@ -138,7 +138,7 @@ def _keys_of(kind: inspect.Type | None) -> str:
 
 
 def failed(name: str, error: Exception) -> PipelineError:
-    """Return the error if a schema's own code fails, or a value is nested too deeply."""
+    """Return the error of a schema's own code, or of a value that is nested too deeply."""
     if isinstance(error, RecursionError):
         return PackageError(f"a value is nested too deeply for schema {name}")
     _LOGGER.error("schema %s failed", name, exc_info=error)
@@ -149,7 +149,7 @@ def failed(name: str, error: Exception) -> PipelineError:
 
 
 def _keys_found(steps: list[Step], text: str, value: Any, again: Again) -> list[Step]:
-    """Return the path with the key of the fault for each that msgspec does not tell."""
+    """Return the path with the wrong keys filled in where msgspec does not name them."""
     for place, step in enumerate(steps):
         if step != _ANY_KEY:
             continue
@@ -169,7 +169,7 @@ def _asking(again: Again, value: Any, steps: Sequence[Step]) -> Again:
 
 
 def _halved(keys: list[Any], text: str, again: Again, mapping: Mapping[Any, Any]) -> list[Any]:
-    """Return the one key whose value is refused, by asking again with half of them."""
+    """Return the key whose value is refused, by bisection."""
     while len(keys) > 1:
         half = keys[: len(keys) // 2]
         is_there = again({key: mapping[key] for key in half}) == text
@@ -178,7 +178,7 @@ def _halved(keys: list[Any], text: str, again: Again, mapping: Mapping[Any, Any]
 
 
 def _with(value: Any, steps: Sequence[Step], part: Any) -> Any:
-    """Return a value with another part at a path; nothing else of it is copied deeply."""
+    """Return a value with another part at a path; the rest is not copied deeply."""
     if not steps:
         return part
     step, rest = steps[0], steps[1:]

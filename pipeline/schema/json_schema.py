@@ -1,4 +1,4 @@
-"""JSON schemas of callers: what of a value does not fit one."""
+"""JSON schemas of callers: checks whether a value fits one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import orjson
 
 from pipeline.errors import PackageError, shortened
 
-_MOST_STEPS = 100_000  # a schema of references to itself may ask for 2**30
-_QUICK = 64  # names, values or keywords that are looked at in a step
-_DEEPEST = 100  # schemas in each other, and values: far below Python's own bound
+_MOST_STEPS = 100_000  # a schema with references to itself may need 2**30
+_QUICK = 64  # names, values or keywords per step
+_DEEPEST = 100  # nested schemas and values: far below Python's own limit
 
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "object": dict,
@@ -26,14 +26,14 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 def fault_in(value: Any, schema: Any) -> str:
-    """Return what of a value, as JSON has it, does not fit a JSON schema; "": it fits.
+    """Return why a JSON value does not fit a JSON schema; "" if it fits.
 
-    The text begins with the path. Keywords are those of draft 2020-12 that are of use in answers;
-    `pattern`, `patternProperties`, `format` and `unevaluated...` are not looked at, as a caller's
-    regular expression can hold Python for hours. References stay within the schema.
+    The text begins with the path. It knows the keywords of draft 2020-12 that are useful for
+    answers. It ignores `pattern`, `patternProperties`, `format` and `unevaluated...`, because a
+    caller's regular expression can stop Python for hours. References stay within the schema.
 
     Raises:
-        PackageError: the schema takes too long, is too deep, or refers to what is not there.
+        PackageError: the schema takes too long, is too deep, or has a reference to nothing.
     """
     try:
         return _Checker(schema).fault(value, schema, "", 0)
@@ -45,7 +45,7 @@ class _Checker:
     """One check of a value by a schema.
 
     Args:
-        root: the schema that references begin at.
+        root: the schema that references start from.
     """
 
     def __init__(self, root: Any) -> None:
@@ -53,7 +53,7 @@ class _Checker:
         self._left = _MOST_STEPS
 
     def fault(self, value: Any, schema: Any, where: str, depth: int) -> str:
-        """Return what does not fit, of the value in a place."""
+        """Return why a value at a place does not fit; "" if it fits."""
         self._left -= 1
         if self._left < 0 or depth > _DEEPEST:
             raise PackageError("the JSON schema is too deep, or takes too long to check")
@@ -74,7 +74,7 @@ class _Checker:
         return not self.fault(value, schema, "", depth)
 
     def referred(self, reference: Any) -> Any:
-        """Return the schema that a reference means."""
+        """Return the schema of a reference."""
         target = self._root
         try:
             head, *steps = str(reference).split("/")
@@ -240,7 +240,7 @@ def _multiple(by: _Checker, value: Any, argument: Any, schema: Any, place: _Plac
 
 
 def _bound(kind: str, words: str, holds: Callable[[Any, Any], bool]) -> _Check:
-    """Return the check of a keyword that bounds a number, or a length."""
+    """Return the check of a keyword that limits a number or a length."""
 
     def check(by: _Checker, value: Any, argument: Any, schema: Any, place: _Place) -> str:
         if not _is(value, kind) or holds(value if kind == "number" else len(value), argument):

@@ -1,4 +1,4 @@
-"""Kinds of types, as msgspec.inspect reads them: their names, what lies within; plain values."""
+"""Types as msgspec.inspect reads them: their names and inner types; plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import inspect
 from pipeline.errors import one_line, printable
 
 REFERENCE = "#/components/schemas/"
-"""Where a document has the JSON schemas of types."""
+"""The path of the JSON schemas of types in a document."""
 
 _NAMES: dict[type, str] = {
     inspect.AnyType: "anything",
@@ -48,7 +48,7 @@ def of_object(kind: inspect.Type) -> tuple[inspect.Field, ...]:
 
 
 def alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
-    """Return the types of a union; of another type that alone."""
+    """Return the types of a union, or the type alone."""
     if isinstance(kind, inspect.Metadata):
         return alternatives(kind.type)
     if isinstance(kind, inspect.UnionType):
@@ -57,7 +57,7 @@ def alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def is_array(kind: inspect.Type) -> bool:
-    """Return whether it is numpy's array."""
+    """Return whether a type is a numpy array."""
     custom = isinstance(kind, inspect.CustomType)
     return custom and issubclass(_class_of(kind), np.ndarray)
 
@@ -68,17 +68,17 @@ def _class_of(kind: Any) -> type:
 
 
 def is_list(kind: inspect.Type) -> bool:
-    """Return whether it is written as a list."""
+    """Return whether JSON has a type as a list."""
     return isinstance(kind, _LISTS)
 
 
 def is_nested(kind: inspect.Type) -> bool:
-    """Return whether it is written as a list or an object."""
+    """Return whether JSON has a type as a list or an object."""
     return is_list(kind) or is_array(kind) or isinstance(kind, (inspect.DictType, *_OBJECTS))
 
 
 def within(kind: inspect.Type) -> Iterator[inspect.Type]:
-    """Yield a type and all within it, each once."""
+    """Yield a type and all its inner types, each once."""
     waiting, seen = [kind], set()
     while waiting:
         one = waiting.pop()
@@ -103,7 +103,7 @@ def _directly_within(kind: inspect.Type) -> list[inspect.Type]:
 
 
 def at(kind: inspect.Type | None, step: str | int) -> inspect.Type | None:
-    """Return the type of what stands in a value at a key or a place; None if nobody knows."""
+    """Return the type at a key or index of a value; None if it is unknown."""
     for one in alternatives(kind) if kind is not None else ():
         if isinstance(one, inspect.DictType):
             return one.value_type
@@ -119,7 +119,7 @@ def at(kind: inspect.Type | None, step: str | int) -> inspect.Type | None:
 
 
 def name_of(kind: inspect.Type | None) -> str:
-    """Return what a caller calls a type."""
+    """Return the name of a type for callers."""
     if kind is None:
         return "something else"
     return " | ".join(dict.fromkeys(map(_name_of, alternatives(kind))))
@@ -136,7 +136,7 @@ def _name_of(kind: inspect.Type) -> str:
 
 
 def found_name(value: object) -> str:
-    """Return what a caller calls a value that is there: its type, and a short one itself."""
+    """Return the type of a found value for callers, with the value if it is short."""
     if value is None:
         return "null"
     if isinstance(value, Mapping | msgspec.Struct) or dataclasses.is_dataclass(value):
@@ -154,7 +154,7 @@ def found_name(value: object) -> str:
 
 
 def without_objects(value: Any) -> Any:
-    """Return a value with dicts in place of Structs, dataclasses and models; itself without any."""
+    """Replace Structs, dataclasses and models by dicts; without any, return the value itself."""
     if type(value) in _FLAT:
         return value
     if isinstance(value, msgspec.Struct):
@@ -172,7 +172,7 @@ def without_objects(value: Any) -> Any:
 
 
 def plain(value: Any, keeps_arrays: bool) -> Any:
-    """Return a value with Python's numbers and lists in place of numpy's; itself without any."""
+    """Replace numpy's numbers and arrays by Python's; without any, return the value itself."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -181,7 +181,7 @@ def plain(value: Any, keeps_arrays: bool) -> Any:
 
 
 def _changed(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a dict or list with its values changed; itself if none is."""
+    """Return a dict or list with changed values; itself if no value changes."""
     if isinstance(value, dict):
         changed = {key: change(one) for key, one in value.items()}
         is_same = all(changed[key] is one for key, one in value.items())

@@ -1,7 +1,7 @@
 """`python -m pipeline.serve --model DIR --port N`: one model as a service for any client.
 
-It speaks the general model service of Paddle Serving, over gRPC, over brpc's baidu_std and over
-HTTP, all on one port. Behind it is the engine of a pipeline with a single Op.
+It serves Paddle Serving's general model service over gRPC, brpc's baidu_std and HTTP, all on one
+port, by the engine of a pipeline with a single Op.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pipeline.system.resources import tune_malloc
 from pipeline.system.stdio import ensure_stdio, say_on_stderr
 
 _LOG = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
-_CHILD_LOG = "%(levelname)s %(name)s: %(message)s"  # the server has a clock of its own
+_CHILD_LOG = "%(levelname)s %(name)s: %(message)s"  # the server adds the time
 _LOGGER = logging.getLogger("pipeline")
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         serve(read_arguments(arguments))
     except PipelineError as error:
-        text = str(error).strip().partition("\n")[0]  # behind it: the traceback of a worker
+        text = str(error).strip().partition("\n")[0]  # a worker's traceback follows
         sys.stderr.write(f"pipeline.serve: {text}\n")
         return 1
     return 0
@@ -60,7 +60,7 @@ def serve(settings: ServeSettings) -> None:
     """Serve one model until SIGTERM or SIGINT, then drain and return.
 
     Raises:
-        ConfigError: a setting has no meaning.
+        ConfigError: a setting is not valid.
         InitError: the model, a port or a folder cannot be used; nothing is left running.
     """
     for note in settings.notes:
@@ -68,7 +68,9 @@ def serve(settings: ServeSettings) -> None:
     ensure_stdio()
     tune_malloc()
     _make_folder(settings.client_conf)
-    config = load_config(yml_dict={**settings.config, "statistics": False})  # nobody can ask
+    config = load_config(
+        yml_dict={**settings.config, "statistics": False}
+    )  # no client can ask for them
     graph = _graph(settings, config)
     with contextlib.ExitStack() as closing:
         listener = closing.enter_context(
@@ -105,7 +107,7 @@ def _graph(settings: ServeSettings, config: ServiceConfig) -> Graph:
 
 
 def _make_folder(folder: Path | None) -> None:
-    """Here and not by the workers, which may outlive their server, and what it has removed."""
+    """Make the folder here, because workers may outlive the server and its clean-up."""
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +149,7 @@ def _frontends(
 
 
 def _attend(parent: socket.socket, stop: Callable[[], None]) -> None:
-    """Stop when the process at the other end of `parent` is gone."""
+    """Stop when the process at the other end of `parent` has ended."""
     loop = asyncio.get_running_loop()
 
     def left() -> None:

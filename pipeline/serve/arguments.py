@@ -1,4 +1,4 @@
-"""The command line of `python -m pipeline.serve`, which takes Paddle Serving's too."""
+"""The command line of `python -m pipeline.serve`, with Paddle Serving's flags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEFAULT_THREADS = 4
 _MAX_BODY_BYTES = 512 * 2**20
 _DEVICES = {"cpu": DeviceType.CPU, "gpu": DeviceType.GPU, "arm": DeviceType.ARM_CPU}
 
-# Flags of the predecessor's that change nothing here: name -> why. With a value or without.
+# The predecessor's flags without effect here: name -> why. With a value or without.
 _WITHOUT_EFFECT = {
     "workdir": "nothing is written",
     "op_num": "see --thread",
@@ -74,8 +74,8 @@ def read_arguments(arguments: Sequence[str] | None = None) -> ServeSettings:
     """Return the settings that a command line asks for.
 
     Raises:
-        ConfigError: it asks for something that is not supported.
-        SystemExit: it cannot be read; usage and reason were written to stderr.
+        ConfigError: an option is not supported.
+        SystemExit: the command line is not valid; usage and reason were written to stderr.
     """
     given = _parser().parse_args(arguments)
     for flag, why in _REFUSED.items():
@@ -120,7 +120,7 @@ def _local_service_conf(given: argparse.Namespace) -> dict[str, Any]:
         "device_type": _device_type(given, cards),
         "precision": given.precision,
         "use_calib": given.use_calib,
-        # None: the engine decides. False would switch off what Paddle has on by itself.
+        # None: the engine decides. False would switch off Paddle's default.
         "use_mkldnn": given.use_mkl or None,
         "ir_optim": given.ir_optim or given.use_trt or given.use_mkl or None,
         "mem_optim": not given.mem_optim_off,
@@ -160,7 +160,7 @@ def _config(given: argparse.Namespace, local: dict[str, Any], model: Path) -> di
     if given.batch_infer_size > 1:
         op |= {"batch_size": given.batch_infer_size, "batching": "adaptive"}
     return {
-        "rpc_port": 0,  # the frontends are others
+        "rpc_port": 0,  # not used: this service has its own frontends
         "host": given.host,
         "max_message_bytes": min(given.max_body_size, 2**31 - 1),
         "queue_size": given.queue_size,
@@ -170,7 +170,7 @@ def _config(given: argparse.Namespace, local: dict[str, Any], model: Path) -> di
 
 
 def _holds_gil(model: Path, engine: str | None) -> bool:
-    """Return whether the engine that is going to run the model keeps other threads waiting."""
+    """Return whether the model's engine holds the GIL."""
     engines = known_engines(engine)
     if engine is not None:
         return engine in engines and engines[engine].holds_gil

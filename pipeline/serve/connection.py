@@ -1,4 +1,4 @@
-"""BaiduStdConnection: one connection that speaks brpc's baidu_std, answers in any order."""
+"""BaiduStdConnection: a connection of brpc's baidu_std, with answers in any order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipeline.serve.ops import METHODS, Answer, ModelCall, log_id_of
 _LOGGER = logging.getLogger(__name__)
 
 MAX_CALLS = 1024
-"""Active calls of one connection; it is not read from while there are more."""
+"""Maximum number of active calls of a connection; reading pauses while there are more."""
 
 MODEL_FAILED = -5000
 """The code of Paddle Serving's server for a failure of the model, as `InferService` below."""
@@ -47,14 +47,14 @@ _CODE_OF: Mapping[type[PipelineError], int] = {
 class BaiduStdConnection(asyncio.Protocol):
     """One peer; `answer` answers its calls.
 
-    Bytes that are not baidu_std end the connection; a peer that shuts its sending side has left, as
-    in brpc, and its calls are cancelled. Neither its calls nor the answers that it does not read
-    grow without bounds: the peer is not read from while there is too much of either.
+    Bytes that are not baidu_std end the connection. As in brpc, a peer that shuts its sending side
+    has left, and its calls are cancelled. Reading pauses while the peer has too many calls or
+    unread answers.
 
     Args:
-        max_bytes: of a frame.
+        max_bytes: limit of a frame.
         register: contains the connection while it is open.
-        offload: where large messages are copied; its owner stops it.
+        offload: copies large messages on a thread; its owner stops it.
 
     Attributes:
         lost: done when the connection is closed.
@@ -192,7 +192,7 @@ class BaiduStdConnection(asyncio.Protocol):
 
 
 def _refusal(meta: RpcMeta) -> tuple[int, str] | None:
-    """Return the error of a call that is not looked into, in brpc's words."""
+    """Return the error of a call that is refused by its meta alone, in brpc's words."""
     service, method = meta.request.service_name, meta.request.method_name
     if service != baidu_std.SERVICE:
         return BrpcCode.NO_SERVICE, f"Fail to find service={service}"

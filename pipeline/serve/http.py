@@ -1,4 +1,4 @@
-"""The general model service over HTTP: `POST /GeneralModelService/inference`, as brpc has it."""
+"""The general model service over HTTP: `POST /GeneralModelService/inference`, as in brpc."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from pipeline.serve.ops import METHODS, Answer, ModelCall, log_id_of
 PROTO = b"application/proto"
 _PROTOS = (PROTO, b"application/x-protobuf", b"application/protobuf")
 _PATH = re.compile(rf"/(?:baidu[.a-z_]*\.)?GeneralModelService/(?:{'|'.join(METHODS)})")
-_MIN_GZIP_BYTES = 512  # as brpc has it; below it gzip costs more than it saves
-_MAX_INLINE_BYTES = 64 * 1024  # of an answer that is packed on the event loop
-_LEVEL = 1  # of gzip: tensors gain little by more
+_MIN_GZIP_BYTES = 512  # as in brpc; below it gzip costs more than it saves
+_MAX_INLINE_BYTES = 64 * 1024  # of an answer that is compressed on the event loop
+_LEVEL = 1  # of gzip: higher levels compress tensors hardly better
 
 
 class ModelRoutes:
     """The service's methods by path.
 
-    A body of `application/proto` is a Request; any other is JSON, as `curl -d` sends it. The
-    answer is of the same kind. Errors of the model and of its input are answers of status 200
-    that have `err_no` and `err_msg`.
+    A body of `application/proto` is a Request; other bodies are JSON, as `curl -d` sends it. The
+    answer has the same form. Errors of the model and of its input are answers with status 200,
+    `err_no` and `err_msg`.
 
     Args:
-        answer: answers a call, whichever way it came.
-        limits: of JSON.
+        answer: answers a call of any protocol.
+        limits: limits of JSON.
     """
 
     def __init__(self, answer: Answer, limits: Limits | None = None) -> None:
@@ -52,7 +52,7 @@ class ModelRoutes:
         self._limits = limits or Limits()
 
     def endpoint(self, request: WebRequest) -> Endpoint:
-        """Return the endpoint that answers it, or says that the path is not the service's."""
+        """Return the endpoint for a request, also for unknown paths."""
         return self._infer
 
     async def _infer(self, request: WebRequest) -> WebResponse:
@@ -74,7 +74,7 @@ class ModelRoutes:
                 ModelCall(message, log_id=log_id, is_json=is_json), request.timeout_s
             )
         except PipelineError as error:
-            status = 503 if http_status_of(error) == 503 else 200  # the answer has the others
+            status = 503 if http_status_of(error) == 503 else 200  # other errors are in the answer
             body = _failed(error, log_id, is_json)
         del message
         if len(body) >= _MIN_GZIP_BYTES and _takes_gzip(request):
@@ -93,7 +93,7 @@ def _takes_gzip(request: WebRequest) -> bool:
 
 def _failed(error: PipelineError, log_id: int, is_json: bool) -> bytes:
     code, text = int(error.code), utf8_text(str(error))
-    if not -(2**31) <= code < 2**31:  # what the wire cannot hold must not cost the answer
+    if not -(2**31) <= code < 2**31:  # such a code must not make the answer fail
         code, text = ErrorCode.PRODUCT_ERROR, f"[{code}] {text}"
     response = Response(err_no=code, err_msg=text, log_id=log_id)
     return response_to_json(response) if is_json else response.SerializeToString()

@@ -1,4 +1,4 @@
-"""OnePortFrontend: baidu_std, gRPC and HTTP/1 on one port, told apart by the first bytes."""
+"""OnePortFrontend: baidu_std, gRPC and HTTP/1 on one port, distinguished by the first bytes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class OnePortFrontend:
 
     Args:
         answer: answers a call of any protocol.
-        listener: a bound socket, which is closed here.
+        listener: a bound socket, which the frontend closes.
         max_bytes: limit of a message.
-        grpc_path: of the Unix socket to which HTTP/2 connections are relayed.
-        http_path: of the Unix socket for HTTP/1 connections.
-        read_timeout_s: for the first bytes of a peer, which show its protocol.
-        offload: where large messages are copied; its owner stops it.
+        grpc_path: path of the Unix socket for HTTP/2 connections.
+        http_path: path of the Unix socket for HTTP/1 connections.
+        read_timeout_s: limit for the first bytes of a peer, which show its protocol.
+        offload: copies large messages on a thread; its owner stops it.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class OnePortFrontend:
         self._tying: set[asyncio.Task[None]] = set()
 
     async def start(self, is_ready: bool = False) -> None:
-        """Listen. InitError says why not."""
+        """Listen. Raises InitError."""
         try:
-            self._listener.listen(BACKLOG)  # uvloop would be silent about a failure
+            self._listener.listen(BACKLOG)  # uvloop would ignore a failure
         except OSError as error:
             raise InitError(f"cannot listen on port {self.port}: {error}") from error
         self._server = await asyncio.get_running_loop().create_server(
@@ -72,10 +72,10 @@ class OnePortFrontend:
         )
 
     async def set_ready(self, ready: bool) -> None:
-        """Do nothing: the frontends after this one report readiness."""
+        """Do nothing: the frontends behind this one report readiness."""
 
     async def drain(self) -> None:
-        """Do nothing: there is no way to send callers of brpc away."""
+        """Do nothing: brpc has no message that sends callers away."""
 
     async def close(self, grace_s: float) -> None:
         """Stop accepting connections; calls on open connections continue."""
@@ -84,7 +84,7 @@ class OnePortFrontend:
         self._listener.close()
 
     async def stop(self, grace_s: float) -> None:
-        """End all connections; peers have `grace_s` to take the answers that are on their way."""
+        """Close all connections; peers have `grace_s` to read the remaining answers."""
         await self.close(grace_s)
         for new in list(self._new):
             new.transport.abort()
@@ -99,7 +99,7 @@ class OnePortFrontend:
             caller.transport.abort()
 
     def take(self, transport: asyncio.Transport, received: bytes) -> None:
-        """Give a new connection to the protocol that its first bytes, `said`, are of."""
+        """Give a new connection to the protocol of its first bytes."""
         kind = received[:_TELLING_BYTES]
         if kind == baidu_std.MAGIC:
             connection = BaiduStdConnection(
@@ -128,7 +128,7 @@ class OnePortFrontend:
     async def _tie(self, caller: _ProxyEnd, received: bytes, path: str) -> None:
         loop = asyncio.get_running_loop()
         inner = _ProxyEnd(set(), caller)
-        # Not by its path: uvloop cannot take one without a file.
+        # Not by its path: uvloop requires that a path is a file.
         to_inner = socket.socket(socket.AF_UNIX)
         to_inner.setblocking(False)
         try:
@@ -148,7 +148,7 @@ class OnePortFrontend:
 
 
 class _FirstBytes(asyncio.Protocol):
-    """A connection whose protocol is not known yet."""
+    """A connection whose protocol is still unknown."""
 
     transport: asyncio.Transport
 
@@ -184,8 +184,8 @@ class _FirstBytes(asyncio.Protocol):
 class _ProxyEnd(asyncio.Protocol):
     """One of two connections that are tied together.
 
-    Neither is read faster than the other one takes it. An end that says no more, or is lost,
-    closes the other: HTTP has no use for half a connection.
+    Each is read only as fast as the other one is written. An end that stops sending, or is lost,
+    closes the other: HTTP cannot use half a connection.
     """
 
     transport: asyncio.Transport

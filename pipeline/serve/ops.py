@@ -1,4 +1,4 @@
-"""Ops that answer the general model service's requests with one model, and its calls."""
+"""Ops that answer the general model service's calls with one model."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from pipeline.proto.slices import SHORT_BYTES, Limits
 METHODS = ("inference", "debug")
 
 ENGINE_NAME = "general_infer_0"
-"""The name of the only model of a service in Paddle Serving's answers."""
+"""Paddle Serving's name for the only model of a service, in answers."""
 
 _NO_CONF = ModelConf((), ())
 _LENGTH_PREFIXED = 2  # the wire type
 _LOG_ID_TAG = 4 << 3  # a varint
-_MAX_FIELDS = 1024  # that are looked through for it
+_MAX_FIELDS = 1024  # that are searched for the log_id
 
 
 class ModelCall(NamedTuple):
-    """One request as it travelled.
+    """One request as received: the bytes of a `Request`, with baidu_std's compression, or JSON.
 
-    That is bytes of a `Request`, compressed as baidu_std numbers it, or JSON; its answer is alike.
+    The answer has the same form.
     """
 
     message: bytes
@@ -53,11 +53,11 @@ class ModelCall(NamedTuple):
 
 
 Answer = Callable[[ModelCall, float | None], Awaitable[bytes]]
-"""(call, seconds that its caller gives) -> bytes of the answer. Raises PipelineError."""
+"""(call, the caller's timeout in seconds) -> bytes of the answer. Raises PipelineError."""
 
 
 def answers_of(begin: Begin) -> Answer:
-    """Return what has the graph of these Ops answer calls."""
+    """Return the function that answers calls by the graph of these Ops."""
 
     async def answer(call: ModelCall, timeout_s: float | None) -> bytes:
         response = await ask(begin, call, timeout_s)
@@ -84,7 +84,7 @@ def grpc_service(answer: Answer) -> GrpcService:
 def log_id_of(message: bytes) -> int:
     """Return `Request.log_id` of an encoded request, without decoding its tensors.
 
-    Returns 0 if there is none, or if it is not a request: the decoder reports that later.
+    Returns 0 without one, or if it is not a request: the decoder reports that later.
     """
     log_id = at = 0
     try:
@@ -113,7 +113,7 @@ class CallOp(RequestOp):
 
 
 class AnswerOp(ResponseOp):
-    """A ResponseOp that passes on what the model's worker wrote, or packs an error."""
+    """A ResponseOp that passes on the answer of the model's worker, or packs an error."""
 
     pipeline_is_quick = True
 
@@ -125,10 +125,10 @@ class ModelOp(Op):
     """An Op that reads a call, runs the model, and writes the answer, all on a worker.
 
     Args:
-        name: its settings are those of `op.<name>`.
-        conf: names and aliases; None: clients use the model's own names.
-        max_bytes: limit of a request, unpacked.
-        client_conf: a folder in which to write what clients have to know of the model.
+        name: name of the Op, with its settings in `op.<name>`.
+        conf: names and aliases; None: clients use the model's names.
+        max_bytes: limit of a decompressed request.
+        client_conf: a folder for the client configuration of the model.
     """
 
     pipeline_hands_on = True
@@ -154,7 +154,7 @@ class ModelOp(Op):
             if var.name in self._fetches:
                 self._written[self._fetches[var.name]] = (var.name, var.alias)
         if self._client_conf is not None:
-            client: Any = self.client  # a local engine's, which has a signature
+            client: Any = self.client  # of a local engine, so it has a signature
             write_client_conf(self._client_conf, conf_of(client.signature, self._conf))
 
     def preprocess(
@@ -216,7 +216,7 @@ class ModelOp(Op):
             raise _refused(f"not a Request: {error}", ErrorCode.RPC_PACKAGE_ERROR) from error
 
     def _fed(self, tensor: Tensor | BlockMessage) -> str:
-        """Return the feed that a tensor is for: clients give both names, or either."""
+        """Return the feed of a tensor: clients give both names, or one of them."""
         if tensor.alias_name in self._feeds:
             return self._feeds[tensor.alias_name]
         return self._known(tensor.name or tensor.alias_name, self._feeds)
@@ -235,12 +235,12 @@ def _refused(text: str, code: ErrorCode = ErrorCode.INPUT_PARAMS_ERROR) -> Produ
 
 
 def _names(variables: tuple[Var, ...], names: list[str]) -> dict[str, str]:
-    """Return the inputs or outputs by the names that clients may use: the model's, aliases."""
+    """Return the inputs or outputs by all names for clients: the model's names, and aliases."""
     known = {name: name for name in names}
     matches = 0
     for var in variables:
         present = next((name for name in (var.alias, var.name) if name in names), None)
-        if present is not None:  # else a fetch_list may have left it out
+        if present is not None:  # otherwise a fetch_list may have left it out
             known |= {var.name: present, var.alias: present}
             matches += 1
     if variables and not matches:

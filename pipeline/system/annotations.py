@@ -1,4 +1,4 @@
-"""Pickling of msgspec.Meta, which has no way of its own: classes with schemas go by value."""
+"""Pickling of msgspec.Meta, which msgspec lacks: classes with schemas are pickled by value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIELDS = [name for name in dir(msgspec.Meta) if not name.startswith("_")]
 
 
 def make_annotations_picklable() -> None:
-    """Let pickle, dill and cloudpickle take `Annotated[..., msgspec.Meta(...)]`. Idempotent."""
+    """Let pickle, dill and cloudpickle pickle `Annotated[..., msgspec.Meta(...)]`. Idempotent."""
     copyreg.pickle(msgspec.Meta, _reduced)
 
 

@@ -1,4 +1,4 @@
-"""The event loop that a server runs on: uvloop where it can be installed, in a thread if asked."""
+"""The event loop of a server: uvloop where it is available; on its own thread if wanted."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ _Job = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """An executor of what is submitted, on up to `max_threads` threads.
+    """An executor with at most `max_threads` daemon threads.
 
-    A `ThreadPoolExecutor` for asyncio's sake, which takes no other one for its default. Python
-    joins that one's own threads, without a limit, before a process may end; ours are left behind.
+    It is a `ThreadPoolExecutor` because asyncio accepts no other default executor. Python joins the
+    threads of a `ThreadPoolExecutor`, without a limit, before a process ends; these are left
+    behind.
     """
 
     def __init__(self, max_threads: int, name: str) -> None:
-        super().__init__(1, name)  # it starts a thread at its own `submit` only
+        super().__init__(1, name)  # only its own `submit` starts a thread
         self._max_threads = max_threads
         self._name = name
         self._lock = threading.Lock()
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        self._idle = 0  # threads that nobody has given a job yet
+        self._idle = 0  # threads without a job
         self._started: list[threading.Thread] = []
         self._is_closed = False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have `fn` called; RuntimeError after `shutdown`."""
+        """Schedule a call of `fn`. Raises RuntimeError: after `shutdown`."""
         future: Future[Any] = Future()
         with self._lock:
             if self._is_closed:
@@ -52,7 +53,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more; wait five seconds at most for what runs, with `wait`. May be repeated."""
+        """Refuse new jobs; if `wait`, wait up to 5 s for running ones. May be repeated."""
         with self._lock:
             self._is_closed = True
             jobs = self._waiting() if cancel_futures else []
@@ -67,7 +68,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
     def _waiting(self) -> list[_Job]:
         jobs = []
-        with contextlib.suppress(Empty):  # a thread may take the last one at any time
+        with contextlib.suppress(Empty):  # a thread may take the last job at any time
             while True:
                 if (job := self._queue.get_nowait()) is not None:
                     jobs.append(job)
@@ -79,7 +80,7 @@ class DaemonThreads(ThreadPoolExecutor):
             if future.set_running_or_notify_cancel():
                 try:
                     result = work()
-                except BaseException as error:  # it is for who waits for the result
+                except BaseException as error:  # it goes to the waiter of the result
                     future.set_exception(error)
                 else:
                     future.set_result(result)
@@ -91,17 +92,17 @@ class DaemonThreads(ThreadPoolExecutor):
 
 _LOGGER = logging.getLogger(__name__)
 
-_THREADS = 32  # for what is asked to run beside a loop
-_CANCEL_TIMEOUT_S = 5.0  # that a task may take to end when it is cancelled
+_THREADS = 32  # of a loop's default executor
+_CANCEL_TIMEOUT_S = 5.0  # limit for a cancelled task to end
 _JOIN_TIMEOUT_S = 30.0
-_CULPRITS = ("handle", "task", "future", "protocol")  # of a context, for its line in the log
+_CULPRITS = ("handle", "task", "future", "protocol")  # keys of a context that the log line shows
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return what makes new loops; none of their threads keeps the process alive."""
+    """Return a factory of event loops whose threads do not keep the process alive."""
     try:
         import uvloop
-    except ImportError:  # no wheel for this platform: asyncio's own loop serves as well
+    except ImportError:  # no wheel for this platform: use asyncio's own loop
         factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     else:
         factory = uvloop.new_event_loop
@@ -116,9 +117,10 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def log_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what a callback or a forgotten task raised: asyncio's own handler writes to stderr alone.
+    """Log an exception of a callback or a forgotten task.
 
-    `context` is what `loop.call_exception_handler` takes.
+    asyncio's own handler only writes to stderr. `context` is that of
+    `loop.call_exception_handler`.
     """
     about = ", ".join(f"{key}={context[key]!r}" for key in _CULPRITS if key in context)
     _LOGGER.error(
@@ -132,7 +134,7 @@ def log_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
 async def end_tasks() -> None:
     """Cancel all other tasks of this loop; tasks that do not end in time are left behind.
 
-    They are usually user code's. Closing a loop would wait for its tasks without a limit.
+    They are usually tasks of user code. Closing a loop would wait for its tasks without a limit.
     """
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
@@ -143,11 +145,11 @@ async def end_tasks() -> None:
             _LOGGER.warning(
                 "a task does not end when it is cancelled, and is left behind: %r", task
             )
-            asyncio._unregister_task(task)  # documented, for who runs tasks in another way
+            asyncio._unregister_task(task)  # documented for other ways to run tasks
 
 
 async def or_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work` and return True; or cancel it if `stop` is set first, and return False."""
+    """Run `work` and return True; if `stop` is set first, cancel it and return False."""
     working = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait((working, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -162,14 +164,14 @@ async def or_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 async def waited(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for `event`, but no longer than that; return whether it is set."""
+    """Wait for `event` for at most `seconds`; return whether it is set."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
     return event.is_set()
 
 
 class LoopThread:
-    """An event loop in a thread of its own, in a copy of its maker's context."""
+    """An event loop on its own thread, in a copy of the caller's context."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=loop_factory())
@@ -184,7 +186,7 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, as soon as it runs."""
+        """Return the loop once it runs."""
         return self._loop.result()
 
     def run(self, work: Any) -> Any:

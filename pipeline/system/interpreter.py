@@ -1,4 +1,4 @@
-"""Interpreter: a Python other than the one that runs the server, for processes of its own."""
+"""Interpreter: another Python than the server's, for separate processes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 
 _ACTIVATED = 'command=("$@"); set --; source "$0" && exec "${command[@]}"'  # it sees no arguments
 _HOME = "PYTHONHOME"  # of the server's interpreter
-# Packages that this library needs come from the server, also if the environment has them; except
-# numpy, which users' code shares with us. Packages that the environment lacks also come from the
-# server.
+# The library's dependencies come from the server, also if the environment has them. The exception
+# is numpy, which user code shares with the library. Packages that the environment lacks also come
+# from the server.
 _LENT = """
 import sys
 own, ours = [*filter(None, sys.path)], sys.argv[1].split("\\n")
@@ -26,7 +26,7 @@ _APART = """
 import sys
 sys.path[:] = filter(None, sys.path)
 """
-# This library is the server's, whatever is there under its name.
+# The library is always the server's, also if the environment has another `pipeline`.
 _OURS = """
 import importlib.util
 spec = importlib.util.spec_from_file_location("pipeline", sys.argv[2])
@@ -38,14 +38,13 @@ _LIBRARY = str(Path(__file__).resolve().parents[1] / "__init__.py")
 
 
 class Interpreter(msgspec.Struct, frozen=True):
-    """An interpreter of Python, in an environment with packages of its own.
+    """A Python interpreter in an environment with its own packages.
 
     Args:
-        file: its path.
-        activation: bash script that is run before it; "": none.
-        is_like_ours: it has the server's Python version, so it can use the server's packages where
-            its own environment lacks them. Otherwise its environment must have every package that
-            this library needs.
+        file: path of the interpreter.
+        activation: bash script that runs before it; "" without one.
+        is_like_ours: whether it has the server's Python version, so that it can use the server's
+            packages. Otherwise its environment must have every package that this library needs.
     """
 
     file: str
@@ -53,19 +52,19 @@ class Interpreter(msgspec.Struct, frozen=True):
     is_like_ours: bool = True
 
     def command(self, code: str, *arguments: str) -> list[str]:
-        """Return the command that runs code, which can import this library."""
+        """Return the command that runs code which can import this library."""
         first = (_LENT if self.is_like_ours else _APART) + _OURS
         return self.bare_command("-c", first + code, "\n".join(_lent()), _LIBRARY, *arguments)
 
     def bare_command(self, *arguments: str) -> list[str]:
-        """Return the command that runs it with these arguments, as its environment has it."""
+        """Return the command that runs the bare interpreter with these arguments."""
         command = [self.file, *arguments]
         if not self.activation:
             return command
         return ["bash", "-c", _ACTIVATED, self.activation, *command]
 
     def variables(self) -> Mapping[str, str]:
-        """Return the variables of its processes: the server's, and where its programs are."""
+        """Return the environment of its processes: the server's, with its folder of programs."""
         variables = {name: value for name, value in os.environ.items() if name != _HOME}
         if not self.activation:
             folder = os.path.dirname(self.file)
@@ -75,7 +74,7 @@ class Interpreter(msgspec.Struct, frozen=True):
 
 
 def _lent() -> list[str]:
-    """Return the folders of packages of this process."""
+    """Return this process's folders of packages."""
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
     roots = tuple(os.path.join(path, "") for path in filter(None, paths))
     return [

@@ -1,4 +1,4 @@
-"""Modules of the user's that are called like this library: only one of the two can be imported."""
+"""User modules with this library's name: only one of the two can be imported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _OURS = Path(__file__).resolve().parents[1]
 
 
 def namesake_in(folder: str | Path) -> Path | None:
-    """Return the module or package called `pipeline` in a folder, if there is one besides ours."""
+    """Return a module or package `pipeline` in a folder, unless it is this library."""
     for path in (Path(folder, "pipeline.py"), Path(folder, "pipeline", "__init__.py")):
         if path.exists() and path.resolve().parent != _OURS:
             return path if path.name == "pipeline.py" else path.parent

@@ -1,6 +1,6 @@
 """Processes of this machine, read from Linux, and the processes that user code starts.
 
-The latter handle signals themselves, and end when this process does.
+Such processes handle signals themselves, and end with this process.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import Any
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 PATIENCE_S = 5.0
-"""Time that children get to end after SIGTERM, before SIGKILL."""
+"""Time for children to end after SIGTERM, before SIGKILL."""
 
-_FINALIZERS_S = 2.0  # what multiprocessing gets to do what it does at exit
+_FINALIZERS_S = 2.0  # limit for multiprocessing's functions at exit
 _PR_SET_PDEATHSIG = 1
-# Fields of /proc/<pid>/stat behind the name.
+# Fields of /proc/<pid>/stat after the name.
 _STATE, _PARENT, _SESSION, _CPU_TICKS = 0, 1, 3, slice(11, 15)
 _TRACKER = b"multiprocessing.resource_tracker"
 _MULTIPROCESSING = "multiprocessing.util"
 
 
 def default_handlers() -> dict[int, Handler]:
-    """Return how Python handles SIGTERM and SIGINT where nobody has set a handler."""
+    """Return Python's default handlers of SIGTERM and SIGINT."""
     return {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
 
 
@@ -44,14 +44,15 @@ def handlers_now(numbers: Iterable[int]) -> dict[int, Handler]:
 
 
 class _Inheritance:
-    """Signal handlers over a fork: a child gets the handlers from before ours.
+    """Signal handlers across a fork: a child gets the handlers from before the library's.
 
-    A child would inherit ours, which do nothing, and the file by which a signal wakes our event
-    loop: its SIGTERM would be taken for this process's, and the child would continue.
+    Otherwise a child would inherit the library's handlers, which do nothing, and the descriptor by
+    which a signal wakes the event loop: this process would react to the child's SIGTERM, and the
+    child would continue.
     """
 
     def __init__(self) -> None:
-        self._handlers: dict[int, tuple[Handler, Handler]] = {}  # ours, and the child's
+        self._handlers: dict[int, tuple[Handler, Handler]] = {}  # (the library's, the child's)
         self._is_leashed = False
         self._is_registered = False
         self._libc = ctypes.CDLL(None)
@@ -70,7 +71,7 @@ class _Inheritance:
             )
 
     def _before(self) -> None:
-        """Have no signal come to a child that still has our handlers."""
+        """Block signals until a child has its own handlers."""
         is_main = threading.current_thread() is threading.main_thread()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._handlers)
         self._thread.state = is_main, mask
@@ -84,26 +85,26 @@ class _Inheritance:
         if self._handlers:
             signal.set_wakeup_fd(-1)
         for number, (ours, before) in self._handlers.items():
-            if signal.getsignal(number) is ours:  # else user code has set one of its own
+            if signal.getsignal(number) is ours:  # otherwise user code has set a handler
                 signal.signal(number, signal.SIG_DFL if before is None else before)
-        if self._is_leashed and was_main:  # the signal comes when the thread that forked ends
+        if self._is_leashed and was_main:  # the kernel sends it when the forking thread ends
             self._libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
         self._handlers, self._is_leashed = {}, False
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-_INHERITANCE: list[_Inheritance] = []  # one, from the first call on: an import opens nothing
+_INHERITANCE: list[_Inheritance] = []  # one, made by the first call: an import opens nothing
 
 
 def keep_signals_from_children(before: Mapping[int, Handler], is_leashed: bool = False) -> None:
-    """Have what this process forks from now on handle signals as `before`, and not as we do.
+    """Give processes that this process forks from now on the signal handlers `before`.
 
-    Called when our handlers are set.
+    Called when the library's handlers are set.
 
     Args:
-        before: by signal, the handler of the child.
-        is_leashed: what the main thread forks gets SIGTERM when that thread ends, also if this
-            process is killed.
+        before: the child's handlers by signal.
+        is_leashed: whether children of the main thread get SIGTERM when that thread ends, also if
+            this process is killed.
     """
     if not _INHERITANCE:
         _INHERITANCE.append(_Inheritance())
@@ -111,9 +112,9 @@ def keep_signals_from_children(before: Mapping[int, Handler], is_leashed: bool =
 
 
 class StartedChildren:
-    """The children of this process that were started since this was made, and theirs in turn.
+    """The descendants of this process that were started after this object was made.
 
-    Those that began a session of their own are meant to outlive it, and are not among them.
+    Processes with their own session are meant to outlive this one and are left out.
     """
 
     def __init__(self) -> None:
@@ -123,7 +124,7 @@ class StartedChildren:
     def end(self, patience_s: float = PATIENCE_S, besides: Iterable[int] = ()) -> None:
         """End them: with multiprocessing's functions, then SIGTERM, then SIGKILL.
 
-        They are not reaped, because the code that started them may wait for them.
+        It does not reap them, because the code that started them may wait for them.
 
         Args:
             patience_s: time after SIGTERM.
@@ -143,9 +144,9 @@ class StartedChildren:
                     os.close(life)
 
     def _finalize(self) -> None:
-        """Have pools and managers end: a pool starts a new process for each that is ended.
+        """End pools and managers: a pool starts a new process for each ended one.
 
-        In a thread: a pool waits without end for a lock that a process had that was killed.
+        On a thread: a pool may wait forever for a lock of a killed process.
         """
         ends = [end for key, end in _finalizers().items() if key not in self._finalizers]
         if not ends:
@@ -154,11 +155,13 @@ class StartedChildren:
         thread.start()
         thread.join(_FINALIZERS_S)
         if thread.is_alive():
-            atexit.unregister(sys.modules[_MULTIPROCESSING]._exit_function)  # it would also wait
+            atexit.unregister(
+                sys.modules[_MULTIPROCESSING]._exit_function
+            )  # it would wait for them again
 
 
 def _finalizers() -> dict[Any, Callable[[], object]]:
-    """Return what multiprocessing is to call at exit for what was made in this process."""
+    """Return multiprocessing's exit functions for objects of this process."""
     if _MULTIPROCESSING not in sys.modules:
         return {}
     registry: dict[Any, Any] = dict(sys.modules[_MULTIPROCESSING]._finalizer_registry)
@@ -174,7 +177,7 @@ def _call_all(ends: Iterable[Callable[[], object]]) -> None:
 def _family(pid: int, spared: Iterable[int], only_children: bool = False) -> list[int]:
     """Return the descendants of a process that are in its session, parents first.
 
-    The resource tracker of multiprocessing is left out: it ends by itself and cleans up then.
+    The resource tracker of multiprocessing is left out: it cleans up and ends by itself.
     """
     session = os.getsid(pid)
     children: dict[int, list[int]] = {}
@@ -190,7 +193,7 @@ def _family(pid: int, spared: Iterable[int], only_children: bool = False) -> lis
 
 
 def _stats() -> Iterator[tuple[int, list[str]]]:
-    """Yield each process and its fields behind the name; nothing where there is no /proc."""
+    """Yield each process with its fields after the name; nothing without /proc."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
             text = path.read_text(errors="replace")
@@ -212,7 +215,7 @@ def _opened(pids: Iterable[int]) -> list[int]:
 
 
 def wait_for_end(lives: Iterable[int], timeout_s: float) -> None:
-    """Wait until these processes have ended, or the time is over."""
+    """Wait until these processes have ended, at most for the time."""
     poll, waiting = select.poll(), set(lives)
     for life in waiting:
         poll.register(life, select.POLLIN)
@@ -228,12 +231,12 @@ _LISTEN = "0A"
 
 
 def is_shared_with_strangers(port: int, session: int) -> bool:
-    """Return whether processes outside of a session also listen at a port."""
+    """Return whether processes outside of a session also listen on a port."""
     return not _listening(port) <= _sockets_of(session)
 
 
 def _listening(port: int) -> set[str]:
-    """Return the inodes of the sockets that listen at a port."""
+    """Return the inodes of the sockets that listen on a port."""
     pids = set()
     for table in _TABLES:
         with contextlib.suppress(OSError):  # a system without IPv6
@@ -244,7 +247,7 @@ def _listening(port: int) -> set[str]:
 
 
 def _sockets_of(session: int) -> set[str]:
-    """Return the inodes of all sockets that processes of a session have."""
+    """Return the inodes of all sockets of a session's processes."""
     members = (pid for pid, fields in _stats() if int(fields[_SESSION]) == session)
     return {inode for pid in members for inode in _sockets_in(pid)}
 
@@ -265,10 +268,10 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Some processes: the CPU time in s that they have used, and their memory in MiB.
+    """CPU time (s) and memory (MiB) of some processes.
 
-    Of memory that several share each has its part. `each_mb` is the mean of all but the first,
-    0 without such.
+    Shared memory is divided among its processes. `each_mb` is the mean of all but the first; 0 if
+    there is only one.
     """
 
     cpu_s: float
@@ -277,12 +280,12 @@ class Family:
 
 
 def family_of(root: int) -> Family:
-    """Return what the process `root` and its descendants use. Raises OSError: it is not there."""
+    """Return the usage of the process `root` and its descendants. Raises OSError: it has ended."""
     stats = dict(_stats())
     if root not in stats:
         raise ProcessLookupError(f"process {root} is gone")
     pids = [root]
-    for pid in pids:  # grows while it is walked
+    for pid in pids:  # grows during the loop
         pids += [child for child, fields in stats.items() if int(fields[_PARENT]) == pid]
     ticks = sum(int(field) for pid in pids for field in stats[pid][_CPU_TICKS])
     sizes = [_memory_bytes(pid) / _MIB for pid in pids]

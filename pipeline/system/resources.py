@@ -17,7 +17,7 @@ _NO_THREAD = "can't start new thread"
 
 @contextlib.contextmanager
 def exhaustion_named() -> Iterator[None]:
-    """Raise InitError where this process may have no more memory, or no more threads."""
+    """Convert errors of exhausted memory or threads to InitError."""
     try:
         yield
     except MemoryError as error:
@@ -35,23 +35,23 @@ def exhaustion_named() -> Iterator[None]:
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as its user may, as Go's servers do.
+    """Raise this process's limit of open files to its maximum, as Go does.
 
-    Each connection is one. Processes that it starts from now on may as well.
+    Each connection needs one. Processes that it starts from now on inherit the limit.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # a system that keeps less for itself
+    with contextlib.suppress(ValueError, OSError):  # the system allows less
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def most_open_files() -> int:
-    """Return how many files this process may have open."""
+    """Return this process's limit of open files."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
 _KEPT_BYTES = 32 << 20
-_FROM_HEAP_BYTES = 32 << 20  # the most that glibc allows
+_FROM_HEAP_BYTES = 32 << 20  # glibc's maximum
 _TUNABLES = "GLIBC_TUNABLES"
 _USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", _TUNABLES)
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
@@ -60,13 +60,13 @@ _WHO_ASKS = "[madvise]"
 
 
 def run_on_huge_pages() -> None:
-    """Restart this program with glibc's large blocks on huge pages, unless it has them already.
+    """Restart this program with glibc's large blocks on huge pages, unless they are already.
 
     For programs that load and unload large models: a session of onnxruntime frees its memory while
     all other Python code waits, which takes 5 to 25 ms for 100 MiB of small pages and 0.5 to 2 ms
     for huge ones; loading is also faster. glibc reads the setting when a process starts, hence the
-    restart, which keeps the process's number. Does nothing with another C library, if the kernel
-    gives such pages to no process or to all, or if the environment has settings of the user.
+    restart, which keeps the process id. Does nothing with another C library, if the kernel gives
+    huge pages to no process or to all, or if the environment has the user's settings.
     """
     if os.environ.get(_TUNABLES) == _HUGE_PAGES:
         del os.environ[_TUNABLES]  # for this process, and its forks
@@ -85,10 +85,10 @@ def run_on_huge_pages() -> None:
 def tune_malloc() -> None:
     """Let glibc keep up to 32 MiB of freed memory instead of returning it piece by piece.
 
-    By default a freed megabyte goes back to the system at once, and the next request's costs
-    256 page faults: a quarter of the CPU time of a server that passes megabytes on. For processes
-    that are ours alone; forked ones inherit it. Does nothing with another C library, or if the
-    environment has settings of the user's own.
+    By default a freed megabyte goes back to the system at once, and the next request's megabyte
+    costs 256 page faults: a quarter of the CPU time of a server that passes on megabytes. Only for
+    the library's own processes; forked ones inherit it. Does nothing with another C library, or if
+    the environment has the user's settings.
     """
     if any(name in os.environ for name in _USERS):
         return

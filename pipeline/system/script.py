@@ -27,7 +27,7 @@ def check_script(path: str) -> None:
 def run_script(path: str, arguments: Sequence[str] = ()) -> None:
     """Run a file as `__main__`, with `sys.argv` and `sys.path` as plain Python sets them.
 
-    What it raises goes through; an uncaught exception is shown with the script's own frames.
+    Exceptions pass through; an uncaught one is shown with the script's frames alone.
     """
     check_script(path)
     _prepare(os.path.dirname(os.path.realpath(path)))
@@ -55,7 +55,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _prepare(folder: str) -> None:
-    """Put the script's folder where `-m pipeline` put the current one."""
+    """Put the script's folder in place of the current folder, which `-m pipeline` put there."""
     namesake = namesake_in(folder)
     if namesake is not None:
         sys.stderr.write(
@@ -67,23 +67,23 @@ def _prepare(folder: str) -> None:
 
 
 MODULES: list[ModuleType] = []
-"""Scripts that run as modules; their classes go to other interpreters as those of `__main__` do."""
+"""Scripts that run as modules; other interpreters get their classes like those of `__main__`."""
 
 
 class SourceLoader(SourceFileLoader):
-    """Compiles the file each time, as Python does with a script: no `.pyc` is written or read.
+    """Compiles the file each time, as Python does with scripts, without a `.pyc`.
 
-    Bytecode would change a model's folder, and does not tell two edits within a second apart.
+    Bytecode would change a model's folder, and misses a second edit within a second.
     """
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code of what is in the file now."""
+        """Return the code of the current file."""
         code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
         return code
 
 
 def _run_as_main(file: str, spec: ModuleSpec | None) -> None:
-    """Run it as a module that stays in `sys.modules`: process workers find its classes there."""
+    """Run a file as a module in `sys.modules`, where process workers find its classes."""
     loader = SourceLoader("__main__", file)
     module = ModuleType("__main__")
     module.__file__ = file
@@ -97,7 +97,7 @@ def _run_as_main(file: str, spec: ModuleSpec | None) -> None:
 
 
 def _show_tracebacks_from(file: str) -> None:
-    """Uncaught exceptions are shown without the frames that lead to the script."""
+    """Show uncaught exceptions without the frames before the script."""
     show = sys.excepthook
 
     def show_of_script(
@@ -106,7 +106,9 @@ def _show_tracebacks_from(file: str) -> None:
         frames = traceback
         while frames is not None and frames.tb_frame.f_code.co_filename != file:
             frames = frames.tb_next
-        if frames is not None or isinstance(error, SyntaxError):  # that one names its line itself
+        if frames is not None or isinstance(
+            error, SyntaxError
+        ):  # a SyntaxError names its line itself
             error = error.with_traceback(frames)
             traceback = frames
         show(kind, error, traceback)

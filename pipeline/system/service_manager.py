@@ -1,4 +1,4 @@
-"""ServiceManager: what started the server and waits for its word, as systemd's sd_notify has it."""
+"""ServiceManager: the process that started the server and waits for messages (sd_notify)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ VARIABLE = "NOTIFY_SOCKET"
 
 
 class ServiceManager:
-    """A service manager, such as systemd with `Type=notify`; it gets messages and sends none."""
+    """A service manager, such as systemd with `Type=notify`, which only receives messages."""
 
     def __init__(self, address: str | None) -> None:
         self._address = address
 
     @classmethod
     def taken_from(cls, environ: MutableMapping[str, str]) -> Self:
-        """Return the manager that the environment names, which names it no more.
+        """Return the environment's manager, and remove it from the environment.
 
-        So child processes cannot speak for this one.
+        So child processes cannot send messages in this process's name.
         """
         return cls(environ.pop(VARIABLE, None))
 
     def tell(self, **lines: object) -> None:
-        """Send `NAME=value` lines, if there is a manager; ignore one that does not listen."""
+        """Send `NAME=value` lines to the manager, if there is one that listens."""
         if not self._address:
             return
         text = "\n".join(f"{name}={value}" for name, value in lines.items())

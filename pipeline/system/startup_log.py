@@ -1,4 +1,4 @@
-"""Startup log: two lines for each thing that takes its time while a server starts."""
+"""Startup log: two lines for each slow part of a server's start."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 STARTUP = "pipeline.startup"
-"""The logger of the lines that are shown to the user who starts the server."""
+"""The logger of the lines for the user who starts the server."""
 
 _LOGGER = logging.getLogger(STARTUP)
 PATIENCE_S = 1.0
-_MOST_TOLD = 8  # that are named one by one
+_MOST_TOLD = 8  # that have lines of their own
 _LOADING = re.compile(r"(.*): loading since ")
 _ENDED = re.compile(r"(.*): (?:ready|not ready) after ")
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 async def log_if_slow(who: str, work: Awaitable[T], loop: asyncio.AbstractEventLoop) -> T:
-    """Await `work`; say that `who` is loading, and when that is done, if it takes over a second."""
+    """Await `work`; if it takes over a second, log that `who` is loading, and the end."""
     began, since = loop.time(), time.strftime("%H:%M:%S")
 
     def say() -> None:
@@ -44,10 +44,10 @@ async def log_if_slow(who: str, work: Awaitable[T], loop: asyncio.AbstractEventL
 async def log_slow_starts(
     works: Mapping[str, Awaitable[object]], loop: asyncio.AbstractEventLoop
 ) -> None:
-    """Await all works, by who does them; say it of each that takes over a second.
+    """Await all `works`, by name; log each that takes over a second.
 
-    Of more than a few at a time it is said once: what keeps them is the machine, as a rule. Raises
-    an ExceptionGroup: one of them has failed, and the others were cancelled.
+    Many slow ones share one line, because the machine is usually the cause. Raises ExceptionGroup:
+    one has failed, and the others were cancelled.
     """
     waiting = dict.fromkeys(works)
     began, since, reported = loop.time(), time.strftime("%H:%M:%S"), list[str]()
@@ -80,12 +80,12 @@ async def log_slow_starts(
 
 
 def who_loads(message: str) -> str:
-    """Return who is loading, as a message of STARTUP says; "": it says something else."""
+    """Return who is loading, from a message of STARTUP; "" for other messages."""
     match = _LOADING.match(message)
     return match[1] if match else ""
 
 
 def who_ended(message: str) -> str:
-    """Return who is no longer loading; "": the message says something else."""
+    """Return who has ended loading; "" for other messages."""
     match = _ENDED.match(message)
     return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""Standard streams as service managers leave them: closed, full, or without a reader."""
+"""Standard streams, which may be closed, full, or without a reader."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import TextIO
 def ensure_stdio() -> None:
     """Put /dev/null where stdin, stdout or stderr are closed.
 
-    Else a socket of the event loop gets their number, and libuv aborts the process when it closes
-    that. To be called before anything is opened.
+    Otherwise a socket of the event loop gets such a number, and libuv aborts the process when it
+    closes the socket. Call this before any file is opened.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
             os.set_inheritable(null, True)
 
 
 def write_out(stream: TextIO, text: str) -> None:
-    """Write `text` at once, past the buffer of a stream that has a descriptor.
+    """Write `text` at once, bypassing the buffer of a stream with a descriptor.
 
-    Python writes a buffer once more when it ends: then a process whose stderr nobody reads any more
-    would have the exit status 120, and one whose stderr is a full pipe would never end.
+    Python flushes the buffer when it ends. Without a reader of stderr the process would then have
+    the exit status 120; with a full pipe as stderr it would never end.
 
     Raises:
         OSError: it cannot be written.
@@ -45,13 +45,13 @@ def write_out(stream: TextIO, text: str) -> None:
 
 
 def say_on_stderr(line: str, waits: bool = True, end: str = "\n") -> None:
-    """Write a line to stderr, if there is one, and somebody who reads it.
+    """Write a line to stderr, if it exists and has a reader.
 
-    Up to 4096 bytes are written in one piece. Unless it `waits`, a pipe or terminal that is full,
-    since nobody reads it, gets nothing.
+    Up to 4096 bytes are written in one piece. Unless `waits`, nothing is written to a full pipe or
+    terminal.
     """
     stream = sys.stderr
-    if stream is None:  # as of a process that was started without descriptor 2
+    if stream is None:  # the process was started without descriptor 2
         return
     with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
         if waits or _has_room(stream):
@@ -69,7 +69,7 @@ def _has_room(stream: TextIO) -> bool:
 
 
 def _descriptor(stream: TextIO) -> int | None:
-    """Return that of a file; None for what is in memory, closed, or of somebody's own class."""
+    """Return a file's descriptor; None for a stream in memory, closed, or of a user's class."""
     if isinstance(stream, io.TextIOWrapper) and not stream.closed:
         with contextlib.suppress(io.UnsupportedOperation):
             return stream.fileno()

@@ -15,9 +15,9 @@ from pipeline.errors import InitError
 class TempDir:
     """A folder in the system's temporary folder that no other user of the machine can enter.
 
-    It is locked, because many systems delete old temporary files, and a process that is restarted
-    needs this folder even after weeks: systemd-tmpfiles skips locked folders. Errors name the
-    user of the folder, `whose`.
+    It is locked, because many systems delete old temporary files, but a restarted process may need
+    the folder after weeks; systemd-tmpfiles skips locked folders. Errors name the user of the
+    folder, `whose`.
     """
 
     def __init__(self, whose: str) -> None:
@@ -26,7 +26,7 @@ class TempDir:
         self._lock: int | None = None
 
     def make(self) -> Path:
-        """Return the folder; made by the first call. Raises InitError if it cannot be."""
+        """Return the folder; the first call makes it. Raises InitError."""
         if self._path is None:
             try:
                 self._path = Path(tempfile.mkdtemp(prefix="pipeline-"))
@@ -38,7 +38,7 @@ class TempDir:
         return self._path
 
     def remove(self) -> None:
-        """Remove it with what is in it, if it was made."""
+        """Remove the folder and its content, if it was made."""
         if self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
         if self._lock is not None:
