@@ -71,7 +71,7 @@ class TraceSampler:
 
     @property
     def is_off(self) -> bool:
-        """Whether no more requests are traced."""
+        """True if no more requests are traced."""
         return self._is_off or self._left == 0
 
     def is_next(self) -> bool:
@@ -111,7 +111,7 @@ class TraceRegister:
 
     @property
     def is_off(self) -> bool:
-        """Whether no model is traced."""
+        """True if no model is traced."""
         return self._for_all.is_off and all(model.is_off for model in self._of_models.values())
 
     def sampler(self, model: str = "") -> TraceSampler:
