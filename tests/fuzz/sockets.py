@@ -6,18 +6,16 @@ slowly, cancel, close the connection in the middle, and send messages that are n
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import logging
 import random
 import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
 from raw_ws import KEY, masked
 
+from fuzz.campaign import campaign, parser_of
 from fuzz.stream_cases import Case
 from fuzz.streams import Caller, compared, left_over
 from fuzz.streams_real import real_case, until
@@ -226,26 +224,8 @@ async def _run(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fuzz.sockets", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, help="of the first case")
-    parser.add_argument("--cases", type=int)
-    given = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
-    ends, count, bad = time.monotonic() + given.seconds, 0, 0
-    while count < given.cases if given.cases is not None else time.monotonic() < ends:
-        findings = run(seed + count)
-        count += 1
-        if findings:
-            bad += 1
-            print(f"python -m fuzz.sockets --cases 1 --seed {seed + count - 1}")
-            for finding in findings[:4]:
-                print(f"    {finding[:600]}", flush=True)
-            if bad >= 10:
-                break
-    print(f"{'FOUND' if bad else 'nothing found'}: {count} cases from seed {seed}, {bad} bad")
-    return 1 if bad else 0
+    parser = parser_of("sockets", __doc__)
+    return campaign(parser.prog, parser.parse_args(), run)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ run fused where they can. Some generators end their process: then any request ma
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import logging
 import os
 import random
 import sys
@@ -20,6 +18,7 @@ from typing import Any
 from streaming import Streams, serving
 
 from fuzz import real
+from fuzz.campaign import campaign, parser_of
 from fuzz.stream_cases import MAKERS, Case, made_case
 from fuzz.streams import Caller, begin, compared, left_over, made_callers
 
@@ -124,31 +123,14 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fuzz.streams_real", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, help="of the first case")
-    parser.add_argument("--cases", type=int)
+    parser = parser_of("streams_real", __doc__)
     parser.add_argument("--in-steps", type=float, help="share of the makers that are iterative")
     parser.add_argument("--ray", action="store_true", help="actors in the place of processes")
     given = parser.parse_args()
-    logging.disable(logging.CRITICAL)
     if given.ray:
         real.start_ray()
-    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
-    ends, count, bad = time.monotonic() + given.seconds, 0, 0
-    while count < given.cases if given.cases is not None else time.monotonic() < ends:
-        findings = run(seed + count, given.in_steps)
-        count += 1
-        if findings:
-            bad += 1
-            steps = "" if given.in_steps is None else f" --in-steps {given.in_steps}"
-            print(f"python -m fuzz.streams_real --cases 1 --seed {seed + count - 1}{steps}")
-            for finding in findings[:4]:
-                print(f"    {finding[:600]}", flush=True)
-            if bad >= 10:
-                break
-    print(f"{'FOUND' if bad else 'nothing found'}: {count} cases from seed {seed}, {bad} bad")
-    return 1 if bad else 0
+    steps = "" if given.in_steps is None else f" --in-steps {given.in_steps}"
+    return campaign(parser.prog, given, lambda seed: run(seed, given.in_steps), steps)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ compares the ending with a plain evaluation of the server's log.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
-import logging
 import random
 import sys
 import threading
@@ -23,6 +21,7 @@ from typing import Any
 from openai_upstream import DONE, Asked, chat, delta, upstream
 from streaming import PartsSink
 
+from fuzz.campaign import campaign, parser_of
 from pipeline import Op, PipelineServer, RequestOp, ResponseOp
 from pipeline.errors import ErrorCode, OverloadedError
 from pipeline.proto import pipeline_service_pb2
@@ -318,26 +317,8 @@ async def _until(is_so: Any) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fuzz.upstream", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, help="of the first case")
-    parser.add_argument("--cases", type=int)
-    given = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
-    ends, count, bad = time.monotonic() + given.seconds, 0, 0
-    while count < given.cases if given.cases is not None else time.monotonic() < ends:
-        findings = run(seed + count)
-        count += 1
-        if findings:
-            bad += 1
-            print(f"python -m fuzz.upstream --cases 1 --seed {seed + count - 1}")
-            for finding in findings[:4]:
-                print(f"    {finding[:900]}", flush=True)
-            if bad >= 10:
-                break
-    print(f"{'FOUND' if bad else 'nothing found'}: {count} cases from seed {seed}, {bad} bad")
-    return 1 if bad else 0
+    parser = parser_of("upstream", __doc__)
+    return campaign(parser.prog, parser.parse_args(), run)
 
 
 if __name__ == "__main__":
