@@ -1,4 +1,4 @@
-// Package access knows callers, what each may do, and how much of it.
+// Package access identifies callers, and checks their roles and limits.
 package access
 
 import (

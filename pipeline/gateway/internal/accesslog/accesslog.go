@@ -1,5 +1,4 @@
-// Package accesslog writes a line for requests: who asked for what, and what came of it. No query, body or credential is
-// in it.
+// Package accesslog logs requests: the caller, the request and its outcome, without queries, bodies and credentials.
 package accesslog
 
 import (

@@ -1,6 +1,5 @@
 // Package arena is the memory that a server shares with its workers and its gateway: one nameless file, cut
-// into regions
-// of equal size. The gateway writes to one of them, and reads the others. pipeline/workers/shm/arena.py has
+// into regions of equal size. The gateway writes to one of them, and reads the others. pipeline/workers/shm/arena.py has
 // the server's side.
 package arena
 

@@ -1,6 +1,5 @@
-// Package balance has the decisions of a load balancer that need no connection: who is ejected and for how
-// long, how many
-// requests may be sent again, and which backend has a sequence.
+// Package balance has the decisions of a load balancer that need no connection: which backend is ejected and
+// for how long, how many requests may be sent again, and which backend has a sequence.
 package balance
 
 import "time"

@@ -1,4 +1,4 @@
-// Package buffers keeps the buffers of small messages for the next ones.
+// Package buffers reuses the buffers of small messages.
 package buffers
 
 import (

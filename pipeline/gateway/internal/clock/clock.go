@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Sleep waits; false: ctx has ended.
+// Sleep waits; it returns false if ctx has ended.
 func Sleep(ctx context.Context, wait time.Duration) bool {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()

@@ -45,17 +45,17 @@ const (
 )
 
 func (b *Balancing) addFlags(flags *flag.FlagSet) {
-	flags.StringVar(&b.Policy, "policy", RoundRobin, "who gets the next request: round-robin, least-pending, or sticky: round-robin, but for those of one sequence, which go to one backend")
-	flags.DurationVar(&b.HealthInterval, "health-interval", defaultHealthInterval, "time between two checks of a backend by gRPC's health service; 0: only what it says by itself counts")
-	flags.DurationVar(&b.HealthTimeout, "health-timeout", defaultHealthTimeout, "a check that is not answered for so long has failed")
-	flags.IntVar(&b.Checks.Unhealthy, "unhealthy-after", defaultUnhealthy, "a backend gets no requests after so many failed checks in a row")
-	flags.IntVar(&b.Checks.Healthy, "healthy-after", defaultHealthy, "and gets some again after so many that were answered")
-	flags.IntVar(&b.Ejection.Failures, "eject-after", defaultEjectAfter, "a backend of which so many requests in a row fail is ejected for some time; 0: never")
-	flags.DurationVar(&b.Ejection.First, "eject-time", defaultEjectTime, "time of a first ejection; each in a row takes twice as long")
-	flags.DurationVar(&b.Ejection.Longest, "eject-longest", defaultEjectLongest, "time of the longest ejection")
-	flags.Float64Var(&b.RetryShare, "retry-share", defaultRetryShare, "share of the requests that may be sent a second time, to another backend")
-	flags.Float64Var(&b.RetryRate, "retry-rate", defaultRetryRate, "how many a second may be beside that")
-	flags.DurationVar(&b.HedgeAfter, "hedge-after", 0, "also ask another backend for a request that is marked Pipeline-Idempotent: 1 and is not answered for so long; 0: never")
+	flags.StringVar(&b.Policy, "policy", RoundRobin, "choice of the backend for a request: round-robin, least-pending, or sticky: round-robin, but all requests of a sequence go to one backend")
+	flags.DurationVar(&b.HealthInterval, "health-interval", defaultHealthInterval, "time between two checks of a backend by gRPC's health service; 0: no checks, only the backend's own reports count")
+	flags.DurationVar(&b.HealthTimeout, "health-timeout", defaultHealthTimeout, "time after which an unanswered check has failed")
+	flags.IntVar(&b.Checks.Unhealthy, "unhealthy-after", defaultUnhealthy, "number of failed checks in a row after which a backend gets no requests")
+	flags.IntVar(&b.Checks.Healthy, "healthy-after", defaultHealthy, "number of answered checks in a row after which it gets requests again")
+	flags.IntVar(&b.Ejection.Failures, "eject-after", defaultEjectAfter, "number of failed requests in a row after which a backend is ejected for some time; 0: never")
+	flags.DurationVar(&b.Ejection.First, "eject-time", defaultEjectTime, "duration of the first ejection; each further one in a row takes twice as long")
+	flags.DurationVar(&b.Ejection.Longest, "eject-longest", defaultEjectLongest, "maximum duration of an ejection")
+	flags.Float64Var(&b.RetryShare, "retry-share", defaultRetryShare, "share of the requests that may be sent a second time, to another backend (0 to 1)")
+	flags.Float64Var(&b.RetryRate, "retry-rate", defaultRetryRate, "number of requests per second that may be sent a second time in addition to --retry-share")
+	flags.DurationVar(&b.HedgeAfter, "hedge-after", 0, "time without an answer after which a request with Pipeline-Idempotent: 1 also goes to another backend; 0: never")
 }
 
 // check returns an error if options that are valid each do not fit together.

@@ -1,4 +1,4 @@
-// Package config is what the command line says.
+// Package config reads the command line.
 package config
 
 import (
@@ -15,7 +15,7 @@ import (
 	"pipeline/gateway/internal/sockets"
 )
 
-// Config is what the command line says. It is made once and never changed.
+// Config holds the options of the command line. It never changes.
 type Config struct {
 	Backends        []Backend
 	BackendsFile    string // names more of them, and is looked at again; "": none
@@ -73,13 +73,13 @@ const (
 	handshakeTimeout       = 5 * time.Second
 )
 
-// Forms of the log's lines.
+// Formats of log lines.
 const (
 	TextLog = "text"
 	JSONLog = "json"
 )
 
-// ErrVersion says that --version was asked for.
+// ErrVersion reports that --version was given.
 var ErrVersion = errors.New("version requested")
 
 // backendList is the flag --backend, which may be given several times.
@@ -114,7 +114,7 @@ func (l *backendList) Set(text string) error {
 func addLogs(flags *flag.FlagSet, cfg *Config) {
 	flags.Uint64Var(&cfg.AccessLogSample, "access-log-sample", 0, "log every n-th request; 0: none")
 	flags.StringVar(&cfg.LogFormat, "log-format", TextLog, "lines of the log: text or json")
-	flags.IntVar(&cfg.TracesPerS, "traces-per-s", 0, "begin a trace for requests without a traceparent, of which so many a second are to be recorded; 0: begin none")
+	flags.IntVar(&cfg.TracesPerS, "traces-per-s", 0, "number of traces per second to record of requests without a traceparent; 0: begin no traces")
 }
 
 // newFlags returns the options of the command line, which write to cfg.
@@ -122,44 +122,44 @@ func newFlags(cfg *Config, backends *backendList, wantsVersion *bool) *flag.Flag
 	flags := flag.NewFlagSet("pipeline-gateway", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.Var(backends, "backend", "`address` of a pipeline server: host:rpc_port[/http_port], dns:///host:rpc_port[/http_port], srv:///NAME[/http_port or NAME], unix:GRPC_SOCKET[,HTTP_SOCKET], or link:SOCKET[,HTTP_SOCKET] as the server starts it; repeatable")
-	flags.DurationVar(&cfg.DNSInterval, "dns-interval", defaultDNSInterval, "time between two looks at a name of dns:/// or srv:///")
-	flags.StringVar(&cfg.BackendsFile, "backends-file", "", "`file` of more backends, one address a line or JSON; it is looked at again twice a second")
+	flags.DurationVar(&cfg.DNSInterval, "dns-interval", defaultDNSInterval, "time between two lookups of a name of dns:/// or srv:///")
+	flags.StringVar(&cfg.BackendsFile, "backends-file", "", "`file` with more backends, one address a line or JSON; the gateway checks it for changes twice a second")
 	addPorts(flags, cfg)
 	addCORS(flags, cfg)
 	addLogs(flags, cfg)
 	flags.BoolVar(&cfg.ConnectedIsUp, "connected-is-up", false, "tell the parent that the gateway is ready once a backend is connected, ready or not")
-	flags.BoolVar(&cfg.HasParent, "parent", false, "stdin is the life line to the parent: the gateway ends with it")
-	flags.Int64Var(&cfg.MaxMessageBytes, "max-message-bytes", defaultMaxMessageBytes, "limit of a request's body, unpacked")
-	flags.Int64Var(&cfg.MaxJSONBytes, "max-json-bytes", defaultMaxJSONBytes, "limit of the JSON of an inference, unpacked, and of its answer")
-	flags.Int64Var(&cfg.MaxBufferedBytes, "max-buffered-bytes", 0, "bytes of requests and answers to hold at once; 0: 512 MiB or 12 times --max-json-bytes, and at most half of what the control group allows")
-	flags.IntVar(&cfg.MaxConnections, "max-connections", defaultMaxConnections, "callers' connections at once, at most half of the open files that are allowed")
-	flags.DurationVar(&cfg.WriteTimeout, "write-timeout", defaultWriteTimeout, "a caller that takes nothing of its answer for so long is given up")
-	flags.Int64Var(&cfg.MinUploadRate, "min-upload-rate", defaultMinUploadRate, "bytes a second with which a request's body has to come, if it takes longer than a minute")
+	flags.BoolVar(&cfg.HasParent, "parent", false, "stdin is a connection to the parent: the gateway ends when it closes")
+	flags.Int64Var(&cfg.MaxMessageBytes, "max-message-bytes", defaultMaxMessageBytes, "limit of a request's body, decompressed, bytes")
+	flags.Int64Var(&cfg.MaxJSONBytes, "max-json-bytes", defaultMaxJSONBytes, "limit of the JSON of an inference, decompressed, and of its answer, bytes")
+	flags.Int64Var(&cfg.MaxBufferedBytes, "max-buffered-bytes", 0, "maximum bytes of requests and answers in memory; 0: 512 MiB or 12 times --max-json-bytes, but at most half of the control group's limit")
+	flags.IntVar(&cfg.MaxConnections, "max-connections", defaultMaxConnections, "maximum number of callers' connections; at most half of the limit of open files")
+	flags.DurationVar(&cfg.WriteTimeout, "write-timeout", defaultWriteTimeout, "disconnect a caller that reads nothing of its answer for this time")
+	flags.Int64Var(&cfg.MinUploadRate, "min-upload-rate", defaultMinUploadRate, "minimum bytes per second of a request's body that takes longer than a minute")
 	flags.DurationVar(&cfg.Timeout, "timeout", 0, "deadline of a request without Grpc-Timeout; 0: none")
-	flags.DurationVar(&cfg.StallTimeout, "stall-timeout", defaultStallTimeout, "a backend that answers no heartbeat for so long is given up, and gets nothing new after half of it")
-	flags.DurationVar(&cfg.Slack, "slack", defaultSlack, "wait beyond a deadline for the backend's own answer to it")
-	flags.DurationVar(&cfg.Grace, "grace", defaultGrace, "time that a stopping gateway gives requests in flight")
+	flags.DurationVar(&cfg.StallTimeout, "stall-timeout", defaultStallTimeout, "give up a backend that answers no heartbeat for this time; after half of it the backend gets no new requests")
+	flags.DurationVar(&cfg.Slack, "slack", defaultSlack, "time after a deadline in which the backend may still answer")
+	flags.DurationVar(&cfg.Grace, "grace", defaultGrace, "time that a stopping gateway gives to running requests")
 	flags.DurationVar(&cfg.DrainDelay, "drain-delay", 0, "time for which a stopping gateway reports not ready and continues to serve")
 	flags.StringVar(&cfg.TLS.Cert, "tls-cert", "", "PEM `file`: serve TLS (HTTP/1.1 and HTTP/2) with this certificate")
-	flags.StringVar(&cfg.TLS.key, "tls-key", "", "PEM `file` of its key")
+	flags.StringVar(&cfg.TLS.key, "tls-key", "", "PEM `file` with the key of --tls-cert")
 	flags.StringVar(&cfg.TLS.ClientCA, "tls-client-ca", "", "PEM `file`: callers need a certificate of this authority")
 	flags.BoolVar(&cfg.BackendTLS.enabled, "backend-tls", false, "speak TLS to the backends, gRPC and HTTP")
-	flags.StringVar(&cfg.BackendTLS.CA, "backend-ca", "", "PEM `file` of their authority; default: the system's")
-	flags.StringVar(&cfg.BackendTLS.cert, "backend-cert", "", "PEM `file` of our certificate for them")
-	flags.StringVar(&cfg.BackendTLS.key, "backend-key", "", "PEM `file` of its key")
-	flags.StringVar(&cfg.BackendTLS.serverName, "backend-server-name", "", "`name` that their certificates must have; default: the host")
+	flags.StringVar(&cfg.BackendTLS.CA, "backend-ca", "", "PEM `file` with the authority of the backends' certificates; default: the system's authorities")
+	flags.StringVar(&cfg.BackendTLS.cert, "backend-cert", "", "PEM `file` with the gateway's certificate for the backends")
+	flags.StringVar(&cfg.BackendTLS.key, "backend-key", "", "PEM `file` with the key of --backend-cert")
+	flags.StringVar(&cfg.BackendTLS.serverName, "backend-server-name", "", "`name` in the backends' certificates; default: the host")
 	flags.BoolVar(&cfg.H2C, "h2c", false, "accept HTTP/2 without TLS")
-	flags.IntVar(&cfg.GzipMinBytes, "gzip-min-bytes", 0, "gzip answers of at least so many bytes for who accepts it; 0: never")
-	flags.BoolVar(&cfg.BackendMetrics, "backend-metrics", false, "append a backend's /metrics to ours")
-	flags.StringVar(&cfg.Access, "access", "", "JSON `file` that says who may do what, as the section access of config.yml; empty: everybody everything")
-	flags.Var(&cfg.Trust.proxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* are believed; repeatable")
-	flags.Var(&cfg.Trust.metadata, "allow-metadata", "`name` of a header that callers may set, beside those of the protocols; repeatable; none: any")
+	flags.IntVar(&cfg.GzipMinBytes, "gzip-min-bytes", 0, "minimum size of an answer that is compressed with gzip, if the caller accepts it, bytes; 0: never")
+	flags.BoolVar(&cfg.BackendMetrics, "backend-metrics", false, "append a backend's /metrics to the gateway's")
+	flags.StringVar(&cfg.Access, "access", "", "JSON `file` with access rules, as the section access of config.yml; empty: all callers may do everything")
+	flags.Var(&cfg.Trust.proxies, "trusted-proxy", "`address` or network of a proxy whose X-Forwarded-* headers are trusted; repeatable")
+	flags.Var(&cfg.Trust.metadata, "allow-metadata", "`name` of a header that callers may set besides the protocols' headers; repeatable; without it: any")
 	cfg.Balancing.addFlags(flags)
 	flags.BoolVar(wantsVersion, "version", false, "print the version")
 	return flags
 }
 
-// Parse reads a command line. Its errors say which option is wrong, and how.
+// Parse reads a command line. Its errors name the wrong option and the reason.
 func Parse(args []string) (Config, error) {
 	cfg := Config{Patience: patience, HeadPatience: headPatience, HandshakeTimeout: handshakeTimeout}
 	var backends backendList
@@ -193,7 +193,7 @@ func Parse(args []string) (Config, error) {
 	return cfg, nil
 }
 
-// check returns what is wrong with options that are readable each.
+// check returns an error if an option has a bad value, or if options contradict each other.
 func (c *Config) check() error {
 	switch {
 	case len(c.Backends) == 0 && len(c.Lookups) == 0 && c.BackendsFile == "":

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// CORS says which web pages from elsewhere may read answers.
+// CORS says which web pages of other origins may read answers.
 type CORS struct {
 	origins     originList
 	headers     nameList
@@ -38,7 +38,7 @@ func (l *originList) Set(text string) error {
 	return nil
 }
 
-// ofPages are headers that pages may send to a server that lets them ask at all.
+// ofPages are headers that pages may always send, if their origin is allowed.
 var ofPages = nameList{
 	"accept": true, "authorization": true, "content-type": true, "grpc-timeout": true, "inference-header-content-length": true,
 	"traceparent": true, "tracestate": true, "x-api-key": true, "x-request-id": true,
@@ -47,9 +47,9 @@ var ofPages = nameList{
 // addCORS adds the options of CORS.
 func addCORS(flags *flag.FlagSet, cfg *Config) {
 	flags.Var(&cfg.CORS.origins, "cors-origin", "`origin` of web pages that may ask and read answers, such as https://app.example.com, or *; repeatable")
-	flags.Var(&cfg.CORS.headers, "cors-header", "`name` of a header that such pages may send, beside the usual ones; repeatable")
-	flags.BoolVar(&cfg.CORS.Credentials, "cors-credentials", false, "let such pages send cookies and certificates; not with *")
-	flags.DurationVar(&cfg.CORS.MaxAge, "cors-max-age", defaultCORSTime, "time for which browsers remember that they may ask")
+	flags.Var(&cfg.CORS.headers, "cors-header", "`name` of a header that such pages may send besides the usual ones; repeatable")
+	flags.BoolVar(&cfg.CORS.Credentials, "cors-credentials", false, "allow such pages to send cookies and certificates; not with *")
+	flags.DurationVar(&cfg.CORS.MaxAge, "cors-max-age", defaultCORSTime, "time for which browsers remember the permission")
 }
 
 func (c *CORS) check() error {

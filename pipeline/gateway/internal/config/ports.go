@@ -7,26 +7,26 @@ import (
 	"slices"
 )
 
-// NoFD is the descriptor of no socket.
+// NoFD is the value for no inherited socket.
 const NoFD = -1
 
-// Socket is where requests are taken.
+// Socket is an address or inherited socket to listen on.
 type Socket struct {
 	Address string // host:port; "": nowhere
 	FD      int    // of an inherited socket; NoFD: the address says where
 }
 
-// IsAsked says whether there is to be one.
+// IsAsked reports whether the gateway listens there.
 func (s Socket) IsAsked() bool { return s.FD != NoFD || s.Address != "" }
 
 // addPorts adds the options that say where requests are taken.
 func addPorts(flags *flag.FlagSet, cfg *Config) {
-	flags.StringVar(&cfg.HTTP.Address, "listen", DefaultListen, "host:port to listen on; port 0 is any free one; empty: no HTTP is taken")
+	flags.StringVar(&cfg.HTTP.Address, "listen", DefaultListen, "host:port for HTTP; port 0: any free port; empty: no HTTP")
 	flags.IntVar(&cfg.HTTP.FD, "listen-fd", NoFD, "number of an inherited listening socket, instead of --listen")
-	flags.StringVar(&cfg.GRPC.Address, "grpc-listen", "", "host:port to take gRPC on; default: nowhere")
+	flags.StringVar(&cfg.GRPC.Address, "grpc-listen", "", "host:port for gRPC; default: no gRPC")
 	flags.IntVar(&cfg.GRPC.FD, "grpc-listen-fd", NoFD, "number of an inherited listening socket, instead of --grpc-listen")
-	flags.BoolVar(&cfg.OnePort, "one-port", false, "take gRPC where HTTP is taken")
-	flags.StringVar(&cfg.Admin.Address, "admin-listen", "", "host:port for what takes the roles observe and admin, which the other ports do not know then; default: nowhere")
+	flags.BoolVar(&cfg.OnePort, "one-port", false, "serve gRPC on the port of HTTP")
+	flags.StringVar(&cfg.Admin.Address, "admin-listen", "", "host:port for requests that need the roles observe or admin, which the other ports then refuse; default: the other ports serve them")
 	flags.IntVar(&cfg.Admin.FD, "admin-listen-fd", NoFD, "number of an inherited listening socket, instead of --admin-listen")
 }
 

@@ -1,4 +1,4 @@
-// Package deadline reads the time that callers give.
+// Package deadline reads the timeouts of callers.
 package deadline
 
 import (

@@ -1,4 +1,4 @@
-// Package discovery says which backends there are, from lists that change while the gateway runs.
+// Package discovery finds backends in lists that change while the gateway runs.
 package discovery
 
 import (

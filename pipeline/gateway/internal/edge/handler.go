@@ -1,4 +1,4 @@
-// Package edge answers HTTP: it routes requests, and asks upstreams for what is not its own.
+// Package edge serves HTTP: it answers some paths itself, and routes the others to backends.
 package edge
 
 import (

@@ -1,4 +1,4 @@
-// Package failure has the answers that are no Response of a backend.
+// Package failure has the errors that the gateway itself answers.
 package failure
 
 import (

@@ -1,4 +1,4 @@
-// Package fair shares out places among callers: who has fewest is next.
+// Package fair shares places among callers: the caller with the fewest places is next.
 package fair
 
 import "time"

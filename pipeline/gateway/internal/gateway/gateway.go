@@ -1,4 +1,4 @@
-// Package gateway puts the parts together and runs them until it has to drain.
+// Package gateway assembles the parts of the gateway and runs them until it has to drain.
 package gateway
 
 import (

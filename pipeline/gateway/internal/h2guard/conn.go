@@ -1,7 +1,6 @@
 // Package h2guard counts the frames of HTTP/2 that a caller sends, and disconnects a caller that sends too
-// many of the cheap ones: resets, SETTINGS, PING, PRIORITY, empty DATA, WINDOW_UPDATE, CONTINUATION. It
-// reads beside the
-// servers of package http and of gRPC, neither of which has such limits.
+// many of the cheap ones: resets, SETTINGS, PING, PRIORITY, empty DATA, WINDOW_UPDATE, CONTINUATION. The
+// servers of package http and of gRPC lack such limits.
 package h2guard
 
 import (

@@ -1,4 +1,4 @@
-// Package logging writes lines that a parent can sort into its own log.
+// Package logging writes lines that a parent can copy into its own log.
 package logging
 
 import (

@@ -1,4 +1,4 @@
-// Package memory bounds what the gateway holds, and says to the collector what it may take.
+// Package memory limits the gateway's memory, and sets the garbage collector's limit.
 package memory
 
 import (

@@ -1,4 +1,4 @@
-// Package metrics counts.
+// Package metrics has the gateway's metrics.
 package metrics
 
 import (

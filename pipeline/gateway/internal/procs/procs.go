@@ -1,5 +1,5 @@
-// Package procs has Go run on no more processors than there is work for: a request that wakes threads of other
-// processors for each step of its way takes twice as long.
+// Package procs limits the processors of Go to the number that the load needs: a request that wakes threads
+// on other processors at each step takes twice as long.
 package procs
 
 import (

@@ -1,4 +1,4 @@
-// Package reserved has the names of headers and metadata that are not an application's: in one place, and in lower case.
+// Package reserved has the names, in lower case, of headers and metadata that do not belong to applications.
 package reserved
 
 import "strings"

@@ -1,4 +1,4 @@
-// Package sequence finds out to which sequence a request belongs, in each form in which callers say so.
+// Package sequence finds the sequence of a request, in each form in which callers give it.
 package sequence
 
 import (

@@ -1,4 +1,4 @@
-// Package sockets dials, and knows what the system does with sockets.
+// Package sockets dials, and reads and sets the system's options of sockets.
 package sockets
 
 import (

@@ -1,4 +1,4 @@
-// Package tracing begins traces where callers have begun none: W3C's traceparent.
+// Package tracing begins traces for requests without one (W3C's traceparent).
 package tracing
 
 import (

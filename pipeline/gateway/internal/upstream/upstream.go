@@ -1,5 +1,4 @@
-// Package upstream knows the pipeline servers behind the gateway, which of them serve, and how they are
-// asked.
+// Package upstream sends requests to the pipeline servers behind the gateway, and tracks which of them serve.
 package upstream
 
 import (

@@ -1,6 +1,5 @@
-// Package frame is the format of the link: its frames are written and read here, and nowhere else.
-// docs/gateway.md
-// describes it ("The link"); pipeline/frontends/link/frames.py is the server's side.
+// Package frame writes and reads the frames of the link. docs/gateway.md describes the format ("The link");
+// pipeline/frontends/link/frames.py is the server's side.
 package frame
 
 import (
