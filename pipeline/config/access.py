@@ -1,6 +1,6 @@
-"""`access` and `tls`: who may ask a server for what, and how its ports are secured.
+"""`access` and `tls`: access rules of callers, and TLS of the ports.
 
-Both are the gateway's to see to: `edge: gateway`.
+The gateway applies both, so they need `edge: gateway`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 Role = Literal["infer", "observe", "admin"]
-"""Part of what may be done: ask models; look at the page, metrics, statistics; change models."""
+"""A role: ask models; read the status page, metrics and statistics; change models."""
 
 ROLES: tuple[Role, ...] = ("infer", "observe", "admin")
 
@@ -21,7 +21,7 @@ LEAST_BUFFERED_BYTES = 64 << 10
 
 
 class CallerLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`access.limits`: how much one caller may ask."""
+    """`access.limits`: limits of one caller."""
 
     requests_per_s: Annotated[
         float,
@@ -63,11 +63,11 @@ class FairShareConfig(Struct, frozen=True, kw_only=True):
 
 _OF_RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 SIGNATURES = (*_OF_RSA, "ES256", "ES384", "ES512", "EdDSA")
-"""Algorithms of signed tokens of which the key that checks cannot sign."""
+"""Algorithms of signed tokens whose checking key cannot sign."""
 
 
 class JwtConfig(Struct, frozen=True, kw_only=True):
-    """`access.jwt`: tokens that somebody else signs."""
+    """`access.jwt`: tokens of an identity provider."""
 
     jwks_file: Annotated[str, 'JSON Web Key Set with the issuer\'s keys; "": no signed tokens.'] = (
         ""
@@ -141,10 +141,10 @@ class CallerEntry(Struct, kw_only=True, omit_defaults=True):
     """One caller in the file of callers.
 
     Attributes:
-        tokens: `sha256:` and the digest of each, in hexadecimal digits.
+        tokens: `sha256:` and the hexadecimal digest of each token.
         certificates: names in its client certificates: DNS, URI, e-mail or common name.
-        subjects: its names in tokens that somebody else signs.
-        limits: None: those of `access.limits`.
+        subjects: its names in tokens of an identity provider.
+        limits: its limits; None: `access.limits`.
     """
 
     name: str
@@ -162,7 +162,7 @@ class CallersFile(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def fault_of_access(access: AccessConfig, tls: TlsConfig, is_all_the_gateways: bool) -> str:
-    """Return what is wrong with both; "": nothing. The last says who has the ports."""
+    """Return the fault of both sections, or "". The last argument: the gateway has all ports."""
     if bool(tls.certificate) != bool(tls.key):
         return "tls: certificate and key belong together: give both"
     if tls.client_ca and not tls.certificate:
@@ -203,5 +203,5 @@ def _fault_of_jwt(jwt: JwtConfig) -> str:
 
 
 def document_of(access: AccessConfig) -> bytes:
-    """Return the gateway's copy of it, as JSON; its own package `access` reads it."""
+    """Return the section as JSON for the gateway's package `access`."""
     return msgspec.json.encode(access)

@@ -1,4 +1,4 @@
-"""`op.<name>.dynamic_batching` in the words of Triton's section; what schedulers say they do."""
+"""`op.<name>.dynamic_batching`, with the names of Triton's section; traits of schedulers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DynamicBatchingConfig(Struct, frozen=True, kw_only=True):
 
     @property
     def policies(self) -> tuple[QueuePolicyConfig, ...]:
-        """Return all limits that it has."""
+        """Return the limits of all queues."""
         return (self.default_queue_policy, *self.priority_queue_policy)
 
 
@@ -81,13 +81,13 @@ class SchedulerTraits(Struct, frozen=True, kw_only=True):
 
     Attributes:
         reads_section: it reads the Op's `dynamic_batching`, and the requests' parameters.
-        sees_op: it is made by its class method `for_op(op, options)`, not from the settings alone.
-        lets_pass: a single request that it would let go at once may skip it.
-        steps: its batches are requests that join the steps of a worker, where each has a seat until
+        sees_op: its class method `for_op(op, options)` makes it, not the settings alone.
+        lets_pass: a single request that it would pass on at once may skip it.
+        steps: its batches are requests that join the steps of a worker; each has a seat until
             `leave` is called for it; see `streams.iterative`.
         takes_convoys: a convoy may be one item; the scheduler can be iterated over.
-        shares_messages: the same, if each request runs by itself: with `batch_size` 1.
-        keeps_places: each sequence has a place of its own in the batches of its worker.
+        shares_messages: as `takes_convoys`, if each request runs alone: with `batch_size` 1.
+        keeps_places: each sequence has its own place in the batches of its worker.
     """
 
     reads_section: bool = False
@@ -103,7 +103,7 @@ _NO_TRAITS = SchedulerTraits()
 
 
 def traits_of(batching: str, kind: registry.Kind = "schedulers") -> SchedulerTraits:
-    """Return what the scheduler of this name says of itself."""
+    """Return the traits of the scheduler of this name."""
     own = getattr(registry.find(kind, batching), "__dict__", {})
     traits: SchedulerTraits = own.get("traits", _NO_TRAITS)
     return traits
@@ -115,10 +115,10 @@ def has_sequences(config: OpConfig) -> bool:
 
 
 def fault_of_batching(name: str, batching: DynamicBatchingConfig, most: int) -> str:
-    """Return what is wrong with a model's section, in Triton's words; "": nothing.
+    """Return the fault of a model's section, in Triton's words; "" without one.
 
     Args:
-        most: samples of one execution.
+        most: maximum number of samples of one execution.
     """
     levels = batching.priority_levels
     for size in batching.preferred_batch_size:

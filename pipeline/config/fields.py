@@ -1,8 +1,8 @@
-"""Keys of YAML from the fields of a configuration Struct: name, type, unit, default, words.
+"""Keys of YAML from the fields of a configuration Struct: name, type, unit, default, text.
 
-A field of such a Struct is a key of the file when its annotation holds a `str`: one sentence
-that says what it is for. All else is derived from the field: `Annotated[int, Meta(ge=1), "..."]`
-gives the check, the words "int >= 1" of the error, and the line in config.yml.
+A field of such a Struct is a key of the file if its annotation has a `str`: one sentence of
+documentation. The rest is derived from the field: `Annotated[int, Meta(ge=1), "..."]` gives the
+check, the words "int >= 1" of the error, and the line in config.yml.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pipeline.config.registry import did_you_mean
 from pipeline.config.yaml import KeyPath, shown
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000}
-_MAX_DURATION = 2**31 - 1  # of any unit; timers of the platform overflow beyond some hundred years
+_MAX_DURATION = 2**31 - 1  # of any unit; the platform's timers overflow after some hundred years
 
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """The file holds a whole number of `unit`, the field seconds, as its name `..._s` says.
+    """The file has a whole number of `unit`; the field `..._s` has seconds.
 
-    A field that may be None holds it for zero or less: no limit, or off.
+    A field that may be None is None for zero or less: no limit, or off.
     """
 
     unit: Literal["s", "ms", "us"]
@@ -37,7 +37,7 @@ class Duration:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A check beyond what a type can say, and the words for what it expects."""
+    """A check that a type cannot express, and the words for the expected value."""
 
     words: str
     holds: Callable[[Any], object]
@@ -87,14 +87,14 @@ class OptionsOf:
         return {key: replace(setting, kept_in=field) for key, setting in known.items()}
 
     def of_chosen(self, word: object, field: str) -> dict[str, Setting]:
-        """Return the settings of what is chosen, unless its keys are keys in any case."""
+        """Return the settings of the chosen implementation, unless its keys are always allowed."""
         name = registry.known_as(self.kind, word) if isinstance(word, str) else None
         if name is None or (self.built_in and name in registry.BUILT_IN[self.kind]):
             return {}
         return self.settings(name, field)
 
     def without_own(self) -> tuple[str, ...]:
-        """Return which of our names bring no keys that depend on the choice."""
+        """Return the built-in names without keys that depend on the choice."""
         return tuple(
             name
             for name in registry.BUILT_IN[self.kind]
@@ -114,28 +114,28 @@ class RegistryChoices:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A second key that sets the field too, for files written for the predecessor."""
+    """A second key for the field, for files written for the predecessor."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Masked:
-    """The value is shown to nobody."""
+    """The value is secret: nothing shows it."""
 
 
 class Mismatch(ValueError):
-    """A value does not fit its key. The text says what was expected and what was found."""
+    """A value does not fit its key. The text has the expected and the found value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One key: where its value goes, and what it has to be.
+    """One key: the field of its value, and the allowed values.
 
-    `default` is as the file would hold it, None when the key is simply absent. `section` is
-    the Struct of a nested mapping, `many` says that it is one such mapping for every name,
-    `listed` that it is a list of them.
-    `kept_in` is the field that holds the value by the name `field`; None: it is that field.
+    `default` is the value in the file's form, None if the key is absent by default. `section` is
+    the Struct of a nested mapping; `many`: there is one such mapping per name; `listed`: there is a
+    list of them. `kept_in` is the field that holds the value under the name `field`; None: the
+    field itself.
     """
 
     field: str
@@ -167,7 +167,7 @@ class Setting:
         return f"{words} ({self.duration.unit})" if self.duration else words
 
     def read(self, value: object) -> object:
-        """Return the field's value for the key's `value`; raises `Mismatch`."""
+        """Return the field's value for the key's `value`. Raises `Mismatch`."""
         try:
             result = msgspec.convert(self._canonical(value), self.value_type)
         except msgspec.ValidationError:
@@ -179,20 +179,20 @@ class Setting:
         return None if self.off and result <= 0 else result / _PER_SECOND[self.duration.unit]
 
     def read_argument(self, value: object) -> object:
-        """Read a constructor's argument: a duration need not be a whole number there."""
+        """Read a constructor's argument, in which a duration need not be a whole number."""
         if self.duration is None:
             return self.read(value)
         return replace(self, value_type=_duration_type(float, self.off)).read(value)
 
     @property
     def _choices(self) -> tuple[str, ...]:
-        """Return the words of a closed set, in the order of the annotation; else none."""
+        """Return the words of a closed set, in the order of the annotation; () for other types."""
         is_closed = typing.get_origin(self.value_type) is Literal
         return typing.get_args(self.value_type) if is_closed else ()
 
     def _canonical(self, value: object) -> object:
-        """Return words of a set as it spells them; they are read in any case: FP16, Info."""
-        if value is False and "off" in self._choices:  # so YAML reads it
+        """Return words of a set in its spelling; input may have any case: FP16, Info."""
+        if value is False and "off" in self._choices:  # YAML reads `off` as false
             return "off"
         if not isinstance(value, str):
             return value
@@ -213,7 +213,7 @@ class Setting:
 
 @functools.cache
 def settings_of(struct: type[msgspec.Struct]) -> Mapping[str, Setting]:
-    """Return the keys of a Struct in the order of its fields, aliases not among them."""
+    """Return the keys of a Struct in the order of its fields, without aliases."""
     hints = typing.get_type_hints(struct, include_extras=True)
     settings: dict[str, Setting] = {}
     for field in msgspec.structs.fields(struct):
@@ -231,14 +231,14 @@ def settings_of(struct: type[msgspec.Struct]) -> Mapping[str, Setting]:
 
 @functools.cache
 def options_in(struct: type[msgspec.Struct]) -> Mapping[str, OptionsOf]:
-    """Return what a Struct says of its fields that hold options, by the field."""
+    """Return the OptionsOf of a Struct's fields that hold options, by field."""
     hints = typing.get_type_hints(struct, include_extras=True)
     notes = {field: _first(OptionsOf, _unwrap(hint)[1]) for field, hint in hints.items()}
     return {field: note for field, note in notes.items() if note is not None}
 
 
 def chosen_by(struct: type[msgspec.Struct]) -> Mapping[str, tuple[str, ...]]:
-    """Return the keys that name implementations, and which of these bring no keys of their own."""
+    """Return the keys that name implementations, and the names that bring no keys."""
     settings, names = settings_of(struct), {}
     for options in options_in(struct).values():
         rule = settings[options.chosen_by].rule
@@ -250,7 +250,7 @@ def chosen_by(struct: type[msgspec.Struct]) -> Mapping[str, tuple[str, ...]]:
 REMOVED: Mapping[KeyPath, str] = {
     ("dag", "fuse_processes"): "Ops in processes always run in their own",
 }
-"""Why keys that once were do nothing any more, by where they stood."""
+"""Why former keys have no effect any more, by path."""
 
 
 def known_keys(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Setting]]:
@@ -263,7 +263,7 @@ def known_keys(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple
 
 
 def found(value: object) -> str:
-    """Return `'abc' (str)`, cut to a line."""
+    """Return `'abc' (str)`, shortened to a line."""
     return f"{shown(value)} ({type(value).__name__})"
 
 
@@ -271,7 +271,7 @@ _NUMBER = (inspect.IntType, inspect.FloatType)
 
 
 def _is_huge(value: object) -> bool:
-    """Return whether no code below Python could hold it; Python would not even print it."""
+    """Return whether an integer is too large for C, and even for Python to print."""
     return isinstance(value, int) and not -(2**63) <= value < 2**63
 
 
@@ -285,7 +285,7 @@ def _setting(
     value_type = Annotated[(base, *metas)] if metas else base
     return Setting(
         field=field.name,
-        # `timeout` for the field `timeout_s`; a key in seconds says so itself.
+        # `timeout` for the field `timeout_s`; a key in seconds keeps its suffix.
         key=field.name.removesuffix("_s" if duration and duration.unit != "s" else ""),
         doc=doc,
         default=None if section and not listed else _file_default(field.default, duration),

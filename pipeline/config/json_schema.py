@@ -1,4 +1,4 @@
-"""JSON Schema of config.yml, made of the Structs: for editors, which complete and check by it."""
+"""JSON Schema of config.yml, made from the Structs, with which editors complete and check."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeline.config.fields import OneOf, Rule, Setting, chosen_by, settings_of
 from pipeline.config.schema import ServiceConfig
 
 FILE = Path(__file__).with_name("config.schema.json")
-"""The schema as it is installed with this library; a test holds it to `config_schema`."""
+"""The schema that is installed with this library; a test compares it with `config_schema`."""
 
 _EXPRESSION = "expression"
 _OPEN: dict[str, Any] = {}  # anything
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the schema, in draft 7, which editors know; plug-ins of this machine are not in it."""
+    """Return the schema in draft 7, which editors support, without this machine's plug-ins."""
     return _Schemas().root()
 
 
@@ -31,7 +31,7 @@ def encoded(schema: Mapping[str, Any]) -> bytes:
 
 
 class _Schemas:
-    """The schemas of Structs, each of which stands once in the file."""
+    """The schemas of Structs, each of which is once in the file."""
 
     def __init__(self) -> None:
         self._definitions: dict[str, Any] = {
@@ -52,7 +52,7 @@ class _Schemas:
         }
 
     def _reference(self, struct: type[msgspec.Struct]) -> dict[str, Any]:
-        """Return what refers to the schema of a Struct, which is made the first time."""
+        """Return a reference to the schema of a Struct; the first call makes the schema."""
         name = struct.__name__
         if name not in self._definitions:
             self._definitions[name] = {}
@@ -80,7 +80,7 @@ class _Schemas:
         }
 
     def _of_setting(self, setting: Setting) -> dict[str, Any]:
-        """Return the schema of one key; null stands for its default."""
+        """Return the schema of one key; null means its default."""
         default = {} if setting.default is None else {"default": setting.default}
         if setting.section is not None:
             return {**self._of_section(setting, setting.section), **default}

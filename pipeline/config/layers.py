@@ -1,4 +1,4 @@
-"""Layers of a configuration: a file, its profiles, the environment, `--set`; the later wins."""
+"""Layers of a configuration: a file, its profiles, the environment, `--set`; later ones win."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeline.config.yaml import (
 from pipeline.errors import ConfigError
 
 PREFIX = "PIPELINE__"
-"""Begins environment variables that set keys: PIPELINE__OP__bow__concurrency."""
+"""Prefix of environment variables that set keys: PIPELINE__OP__bow__concurrency."""
 
 PROFILE = "PIPELINE_PROFILE"
 """The environment variable that names profiles, with commas between them."""
@@ -38,12 +38,12 @@ _PROFILE_NAME = re.compile(r"[\w-]+")
 
 
 class Layers(msgspec.Struct, frozen=True, kw_only=True):
-    """Profiles and values that are laid over a configuration.
+    """Profiles and values that override a configuration.
 
     Attributes:
         environ: the environment, for keys, profiles and expressions.
         profiles: names of profiles; they replace the environment's.
-        settings: `op.bow.concurrency=4`, as `--set` has them.
+        settings: settings as in `--set`: `op.bow.concurrency=4`.
     """
 
     environ: Mapping[str, str] = {}
@@ -55,7 +55,7 @@ NO_LAYERS = Layers()
 
 
 class _Setting(msgspec.Struct, frozen=True):
-    """One value from outside of files: its key in parts, its text, and where it was found."""
+    """One value from outside of files: the parts of its key, its text, and its origin."""
 
     parts: tuple[str, ...]
     text: str
@@ -66,12 +66,12 @@ _here: list[Layers] = []
 
 
 def layers_here() -> Layers:
-    """Return the layers of this process: its environment, and what `use` has said."""
+    """Return the layers of this process: its environment, and those of `use`."""
     return _here[-1] if _here else Layers(environ=os.environ)
 
 
 def use(profiles: Sequence[str] | None, settings: Sequence[str]) -> None:
-    """Have all servers of this process lay these over their configurations."""
+    """Set the layers of all servers of this process."""
     named = None if profiles is None else tuple(profiles)
     _here[:] = [Layers(environ=os.environ, profiles=named, settings=tuple(settings))]
 
@@ -84,8 +84,8 @@ def read_layers(
 ) -> tuple[ConfigSource, tuple[KeyPath, ...]]:
     """Return a configuration with its layers, and the keys that came from outside of files.
 
-    Expressions and profiles are of files: a dict is the program's, which can read the environment
-    itself. `root` says which keys there are. Raises ConfigError.
+    Only files have expressions and profiles: a program that gives a dict can read the environment
+    itself. `root` has the known keys. Raises ConfigError.
     """
     if yml_file is not None and yml_dict is not None:
         raise ConfigError("yml_file and yml_dict are both given; give one of them")
@@ -111,11 +111,11 @@ def read_layers(
 
 
 def merged(base: ConfigSource, over: ConfigSource) -> ConfigSource:
-    """Return a Source with the values of both, mappings key by key; else those of `over`."""
+    """Return a Source with merged mappings; `over` takes precedence for other values."""
     if not isinstance(over.data, Mapping | None):
         raise ConfigError(f"{over.name}: expected a mapping (key: value), found {found(over.data)}")
     if not isinstance(base.data, Mapping | None):
-        return base  # what reads the values says what is wrong with it
+        return base  # the reader of the values reports the error
     merging = _Merging(base, over)
     data = merging.mappings(base.data or {}, over.data or {}, ())
     return msgspec.structs.replace(
@@ -143,7 +143,7 @@ def _left(value: object, path: KeyPath, gone: frozenset[KeyPath]) -> object:
 
 
 class _Merging:
-    """Two Sources becoming one: what is known of the values of the first, then of both."""
+    """Merges two Sources, and what is known about their values."""
 
     def __init__(self, base: ConfigSource, over: ConfigSource) -> None:
         self.origins = _origins(base)
@@ -165,7 +165,7 @@ class _Merging:
         return both
 
     def _replace(self, path: KeyPath) -> None:
-        """Forget what was known of the value at `path`, and of what it held."""
+        """Forget what was known about the value at `path` and the values in it."""
         over = self._over
         self.texts = {**_not_below(self.texts, path), **_below(over.texts, path)}
         self.secrets = set(_not_below(dict.fromkeys(self.secrets), path))
@@ -193,7 +193,7 @@ def _not_below(known: Mapping[KeyPath, Any], path: KeyPath) -> dict[KeyPath, Any
 
 
 def _profiles(layers: Layers) -> tuple[tuple[str, ...], str]:
-    """Return the names of the profiles, and what names them."""
+    """Return the names of the profiles, and where they were given."""
     if layers.profiles is not None:
         profiles, named_by = layers.profiles, "--profile"
     else:
@@ -211,7 +211,7 @@ def _files(
     named_by: str,
     environ: Mapping[str, str],
 ) -> Iterator[ConfigSource]:
-    """Yield the file itself, and those of the profiles beside it: config.prod.yml."""
+    """Yield the file itself, and the profiles' files next to it: config.prod.yml."""
     expressions = Expressions(environ, Path(file).parent)
     yield read_yaml(file, expressions)
     for name in profiles:
@@ -222,7 +222,7 @@ def _files(
 
 
 def profile_file(file: Path, profile: str) -> Path:
-    """Return the file of a profile: config.prod.yml beside config.yml."""
+    """Return the file of a profile: config.prod.yml next to config.yml."""
     return file.with_name(f"{file.stem}.{profile}{file.suffix}")
 
 
@@ -230,7 +230,7 @@ def profile_file(file: Path, profile: str) -> Path:
 
 
 def _in_environment(environ: Mapping[str, str]) -> Iterator[_Setting]:
-    """Yield settings of the environment, those of sections before those of what is in them."""
+    """Yield settings of the environment, sections before the keys in them."""
     settings = []
     for name, text in environ.items():
         if name.startswith(PREFIX):
@@ -244,7 +244,7 @@ def _in_environment(environ: Mapping[str, str]) -> Iterator[_Setting]:
 
 
 def _flag(setting: str) -> _Setting:
-    """Return the setting of `op.bow.concurrency=4`; a part with dots stands in double quotes."""
+    """Return the setting of `op.bow.concurrency=4`; a part with dots is in double quotes."""
     key, has_value, text = setting.partition("=")
     parts = [quoted or plain for quoted, plain in _PART.findall(key)]
     if not has_value or _PART.sub("", key) != "." * (len(parts) - 1) or not parts:
@@ -273,7 +273,7 @@ def _leaves(path: KeyPath, value: object) -> Iterator[KeyPath]:
 
 
 def _spelt(root: type[msgspec.Struct], parts: Sequence[str], data: object) -> KeyPath:
-    """Return a key as files spell it: known keys in any case, names as they are in `data`."""
+    """Return a key in the spelling of files: known keys from any case, names as in `data`."""
     path: list[str] = []
     struct: type[msgspec.Struct] | None = root
     setting: Setting | None = None  # of a mapping by names, whose name comes next
@@ -302,7 +302,7 @@ def _key_in(struct: type[msgspec.Struct], word: str) -> tuple[str, Setting | Non
 
 
 def _name_in(data: object, word: str, setting: Setting) -> str:
-    """Return the name of a mapping's member, which may stand there in another case."""
+    """Return the name of a mapping's member, which may have another case there."""
     names = [name for name in data if isinstance(name, str)] if isinstance(data, Mapping) else []
     alike = [name for name in names if name.lower() == word.lower()]
     if not alike and setting.chosen is not None:

@@ -27,9 +27,9 @@ Section = TypeVar("Section", bound=Struct)
 
 
 def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) -> OpConfig:
-    """Return the Op's settings: the constructor's argument, else the YAML's, else the default.
+    """Return the Op's settings: from the constructor, otherwise from YAML, otherwise the default.
 
-    What the environment or `--set` gave wins over the constructor: it is said at the start.
+    The environment and `--set` override the constructor.
     `given` holds constructor arguments by name, in the constructor's units (timeouts are ms and
     may be floats); None, and a `retry` of 0, stand for not given. `workers` and
     `channel_recv_first_arrive`, where absent, are taken from `dag`. Raises ConfigError.
@@ -79,9 +79,9 @@ def resolve_op(name: str, given: Mapping[str, object], config: ServiceConfig) ->
 def _without_overrides(
     name: str, given: Mapping[str, object], config: ServiceConfig
 ) -> dict[str, object]:
-    """Return constructor arguments of an Op without those in whose place others were given.
+    """Return an Op's constructor arguments without the overridden ones.
 
-    Raises ConfigError: only a part of what an argument says was given.
+    Raises ConfigError: only a part of an argument was overridden.
     """
     given_values = {argument: value for argument, value in given.items() if value is not None}
     for key in config.overrides.get(name, ()):
@@ -101,7 +101,7 @@ _ARGUMENT_OF = {"local_service_conf": "local_service_handler"}
 
 
 def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
-    """Return what an Op's local_service_handler says, checked as YAML is. Raises ConfigError."""
+    """Return the settings of an Op's local_service_handler, checked as YAML. Raises ConfigError."""
     where = f"Op {name!r}, argument local_service_handler"
     as_settings = getattr(handler, "as_settings", None)  # a script's own handler
     if as_settings is None:
@@ -115,7 +115,7 @@ def _local_service_of(name: str, handler: object) -> LocalServiceConfig:
 
 
 def _section_of(name: str, argument: str, section: type[Section], data: object) -> Section:
-    """Return the section that an Op's argument says, a mapping, checked as YAML is."""
+    """Return the section in an Op's argument, a mapping, checked as YAML."""
     where = f"Op {name!r}, argument {argument}"
     reader = Reader(ConfigSource(where, data), section)
     values = reader.fields(section, data, ())
@@ -125,7 +125,7 @@ def _section_of(name: str, argument: str, section: type[Section], data: object) 
 
 
 def _check_batching(name: str, op: OpConfig, config: ServiceConfig) -> None:
-    """Refuse what `dynamic_batching` cannot go together with. Raises ConfigError."""
+    """Raise ConfigError for settings that contradict `dynamic_batching`."""
     batching, wrong = op.dynamic_batching, ""
     if not traits_of(op.batching).reads_section:
         if batching != DynamicBatchingConfig():
@@ -138,7 +138,7 @@ def _check_batching(name: str, op: OpConfig, config: ServiceConfig) -> None:
 
 
 def _check_ragged(name: str, op: OpConfig, config: ServiceConfig) -> None:
-    """Refuse ragged batches that are not. Raises ConfigError."""
+    """Raise ConfigError for settings that contradict ragged batches."""
     if not (op.allow_ragged_batch or op.batch_input or op.batch_output):
         return
     wrong = fault_of_ragged(op.allow_ragged_batch, op.batch_input, op.batch_output)
@@ -149,9 +149,9 @@ def _check_ragged(name: str, op: OpConfig, config: ServiceConfig) -> None:
 
 
 def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
-    """Refuse what sequences cannot go together with. Raises ConfigError."""
+    """Raise ConfigError for settings that contradict sequences."""
     sequence, wrong = op.sequence, ""
-    if traits_of(op.batching).steps:  # each request is a sequence, and nobody waits for others
+    if traits_of(op.batching).steps:  # each request is a sequence and waits for no other
         if sequence.checkpoint:
             wrong = (
                 f"checkpoint: with batching: {op.batching} each request is a sequence of its own"
@@ -186,14 +186,14 @@ def _check_sequence(name: str, op: OpConfig, config: ServiceConfig) -> None:
 
 
 def _workers_of(op: OpConfig, dag: DagConfig) -> str:
-    """Return the workers of an Op that names none."""
+    """Return the worker kind of an Op that names none."""
     if dag.workers is not None and op.usual_time_s >= dag.slow_from_s:
         return dag.workers
     return "thread" if dag.is_thread_op else "process"
 
 
 def _with_dag(op: OpConfig, dag: DagConfig) -> OpConfig:
-    """Return the Op with what it leaves to `dag` filled in."""
+    """Return the Op with the defaults of `dag`."""
     first_arrive = op.channel_recv_first_arrive
     return msgspec.structs.replace(
         op,

@@ -1,4 +1,4 @@
-"""Reader: values of a Source become fields of Structs; what is wrong with them is kept."""
+"""Reader: converts values of a Source to fields of Structs, and collects their faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOTHING = ("", "null", "~")
 
 
 class Reader:
-    """A reader of the sections of one source, with what is wrong or odd about them."""
+    """A reader of the sections of one source, with its problems and warnings."""
 
     def __init__(self, source: ConfigSource, root: type[msgspec.Struct]) -> None:
         self.problems: list[str] = list(source.problems)
@@ -38,7 +38,7 @@ class Reader:
         self.problems.append(f"{self._source.place(path)}: {text}")
 
     def fields(self, struct: type[msgspec.Struct], raw: object, path: KeyPath) -> dict[str, Any]:
-        """Return the valid values that `raw` gives for the fields of `struct`."""
+        """Return the valid values in `raw` for the fields of `struct`."""
         given = self._mapping(raw, path)
         settings = self._with_plug_ins(struct, given, path)
         aliases = {setting.alias: setting for setting in settings.values() if setting.alias}
@@ -58,7 +58,7 @@ class Reader:
     def _with_plug_ins(
         self, struct: type[msgspec.Struct], raw: Mapping[object, object], path: KeyPath
     ) -> dict[str, Setting]:
-        """Return the settings of `struct`, and of those plug-ins that `raw` names."""
+        """Return the settings of `struct`, and of plug-ins that `raw` names."""
         settings = dict(settings_of(struct))
         for field, options in options_in(struct).items():
             here = (*path, options.chosen_by)
@@ -87,7 +87,7 @@ class Reader:
             self.problem(path, f"{setting.key} and {setting.alias} differ; keep {setting.key} only")
 
     def _mismatched(self, path: KeyPath, setting: Setting, mismatch: Mismatch) -> None:
-        """Note that a value does not fit; one that is secret is not shown."""
+        """Report a value that does not fit, without showing a secret."""
         text = self._source.texts.get(path)
         written = f", which is {text.written}" if text is not None and text.written else ""
         is_secret = setting.is_secret or self._source.is_secret(path)
@@ -116,7 +116,7 @@ class Reader:
     def _listed(
         self, section: type[msgspec.Struct], value: object, path: KeyPath
     ) -> tuple[msgspec.Struct, ...]:
-        """Return a list of sections, without bad ones; one alone need not be in a list."""
+        """Return a list of the valid sections; a single one need not be in a list."""
         made = []
         for place, raw in enumerate(value if isinstance(value, list | tuple) else [value]):
             before = len(self.problems)
@@ -128,7 +128,7 @@ class Reader:
     def _choose(
         self, named: dict[str, object], kind: registry.Kind, name: str, raw: object, path: KeyPath
     ) -> None:
-        """Note the options of one implementation by its name; None: it has none."""
+        """Read the options of one implementation, by its name; None without options."""
         try:
             name = registry.known_as(kind, name) or name
             struct = registry.options_of(kind, name)
@@ -175,9 +175,9 @@ class Reader:
 
 
 def as_meant(source: ConfigSource, setting: Setting, value: object, path: KeyPath) -> object:
-    """Return a value of `source`: the text that it was given as, where its key holds text.
+    """Return a value of `source`, as its original text if the key holds text.
 
-    An empty text and null mean an absent value where the key may be absent.
+    An empty text and null are an absent value if the key may be absent.
     """
     texts = source.texts
     if not texts or setting.section is not None or setting.chosen is not None:

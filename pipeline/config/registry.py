@@ -104,7 +104,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "python": "pipeline.repository.backends.python.backend:PYTHON",
     },
 }
-"""The place "module:attribute" of each of our implementations."""
+"""The place "module:attribute" of each built-in implementation."""
 
 _registered: dict[tuple[Kind, str], Any] = {}
 
@@ -112,8 +112,8 @@ _registered: dict[tuple[Kind, str], Any] = {}
 def register(kind: Kind, name: str, implementation: Any) -> None:
     """Let config.yml name `implementation`; call it where the script is imported.
 
-    It is what the kind's Protocol says, or its place as text, "module:attribute". Raises
-    ConfigError: there is no such kind, or another implementation has the name. A script that runs
+    It follows the kind's Protocol, or is its place as text, "module:attribute". Raises ConfigError:
+    the kind does not exist, or another implementation has the name. A script that runs
     again, as in tests, replaces its own.
     """
     if kind not in BUILT_IN:
@@ -131,7 +131,7 @@ def _name_of(implementation: Any) -> str:
 
 
 def find(kind: Kind, name: str) -> Any:
-    """Return the implementation, imported if need be.
+    """Return the implementation; import it if necessary.
 
     Raises ConfigError: the name is unknown, its plug-in is broken, or its place is empty.
     """
@@ -160,7 +160,7 @@ def options_of(kind: Kind, name: str) -> type[msgspec.Struct] | None:
 
 
 def known_as(kind: Kind, word: str) -> str | None:
-    """Return the name that `word` is in any case; None: there is none.
+    """Return the name that matches `word` in any case; None if no name does.
 
     Plug-ins are searched only when no built-in name matches.
     """
@@ -168,7 +168,7 @@ def known_as(kind: Kind, word: str) -> str | None:
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """Return all names of a kind: ours, the script's, and those of installed plug-ins."""
+    """Return all names of a kind: built-in ones, the script's, and those of plug-ins."""
     scripts = (name for registered, name in _registered if registered == kind)
     plugged = (point.name for point in _plug_ins(kind))
     return tuple(dict.fromkeys((*BUILT_IN[kind], *scripts, *plugged)))
@@ -189,7 +189,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 @functools.cache
 def _plug_ins(kind: Kind) -> tuple[EntryPoint, ...]:
     """Return the entry points of a kind; there may be several of one name."""
-    import importlib.metadata  # which is slow, and seldom needed
+    import importlib.metadata  # slow, and rarely needed
 
     points = tuple(importlib.metadata.entry_points(group=f"pipeline.{kind}"))
     for point in points:
@@ -211,7 +211,7 @@ def _load_plug_in(kind: Kind, name: str) -> Any:
         )
     try:
         return points[0].load()
-    except Exception as error:  # a plug-in raises what it likes
+    except Exception as error:  # a plug-in may raise anything
         raise ConfigError(
             f"{_described(points[0])} cannot be loaded: {type(error).__name__}: {error}"
         ) from error

@@ -16,11 +16,11 @@ from pipeline.errors import ConfigError
 
 DEFAULT = "default"
 MASK = "***"
-"""Stands for values that are shown to nobody."""
+"""Replaces secret values."""
 
 
 class ConfigRow(msgspec.Struct, frozen=True):
-    """One key. A section has the value None and rows of its own behind it."""
+    """One key. A section has the value None, and its keys have rows after it."""
 
     path: KeyPath
     value: object
@@ -33,12 +33,12 @@ class ConfigRow(msgspec.Struct, frozen=True):
 
 
 def rows_of(source: ConfigSource, root: type[msgspec.Struct]) -> Iterator[ConfigRow]:
-    """Yield a row for each key of a configuration, those of the file and all others."""
+    """Yield a row for each key of a configuration, also for keys that the file lacks."""
     yield from _of_struct(source, root, source.data, ())
 
 
 def without_defaults(rows: Iterator[ConfigRow]) -> list[ConfigRow]:
-    """Return the rows that something said, and the sections that they are in."""
+    """Return the rows with given values, and the sections of these rows."""
     listed = list(rows)
     paths = {row.path for row in listed if not row.is_default and not row.is_section}
     above = {path[:length] for path in paths for length in range(1, len(path))}
@@ -84,7 +84,7 @@ def _struct_of(setting: Setting, name: object) -> type[msgspec.Struct]:
     assert setting.chosen is not None
     try:
         return registry.options_of(setting.chosen.kind, str(name)) or msgspec.Struct
-    except ConfigError:  # what reads the values says so
+    except ConfigError:  # the reader of the values reports it
         return msgspec.Struct
 
 
@@ -101,7 +101,7 @@ def _leaf(source: ConfigSource, setting: Setting, value: object, path: KeyPath) 
 
 
 def _masked(source: ConfigSource, value: object, path: KeyPath, secret: Set[str]) -> object:
-    """Return a value without what is secret in it, by where it came from or by its key."""
+    """Return a value without its secrets, which its origin or its key marks."""
     if isinstance(value, Mapping):
         return {
             key: MASK if key in secret else _masked(source, inner, (*path, key), secret)
@@ -113,4 +113,4 @@ def _masked(source: ConfigSource, value: object, path: KeyPath, secret: Set[str]
 
 
 _SECRET_KEYS = frozenset(("api_key", "password", "secret", "token"))
-"""Keys of what is chosen that are known to be secret, though no Struct here says so."""
+"""Secret keys of implementations whose Struct is not here."""

@@ -22,12 +22,12 @@ _hosts = [LOOPBACK]
 
 
 def default_host() -> str:
-    """Return the address that servers listen on whose configuration says none."""
+    """Return the default address of servers."""
     return _hosts[-1]
 
 
 def listen_as_the_predecessor() -> None:
-    """Listen on all addresses from now on: its scripts say none, and are asked by others."""
+    """Make all addresses the default, as the predecessor's scripts expect."""
     _hosts[:] = [ANY]
 
 
@@ -117,7 +117,7 @@ class CorsConfig(Struct, frozen=True, kw_only=True):
 
 
 def fault_of_cors(cors: CorsConfig) -> str:
-    """Return what is wrong with the section; "": nothing."""
+    """Return the fault of the section; "" without one."""
     for origin in cors.origins:
         if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
             return f"cors.origins: {origin!r} is not an origin, such as https://app.example.com"
@@ -228,7 +228,7 @@ class ElasticConfig(Struct, frozen=True, kw_only=True):
 
 
 def bounds_of(op: OpConfig) -> tuple[int, int] | None:
-    """Return the fewest and the most workers of an Op; None: there are always `concurrency`."""
+    """Return the limits of an Op's number of workers; None if it is always `concurrency`."""
     if op.min_workers is None and op.max_workers is None:
         return None
     lowest = 1 if op.min_workers is None else op.min_workers
@@ -236,7 +236,7 @@ def bounds_of(op: OpConfig) -> tuple[int, int] | None:
 
 
 def fault_of_bounds(op: OpConfig) -> str:
-    """Return what is wrong with an Op's bounds; "": nothing."""
+    """Return the fault of an Op's bounds; "" without one."""
     bounds = bounds_of(op)
     if bounds is None:
         return ""
@@ -294,7 +294,7 @@ def fault_of_ragged(
     batch_inputs: Sequence[BatchInputConfig],
     batch_outputs: Sequence[BatchOutputConfig],
 ) -> str:
-    """Return what is wrong with the names of an Op's ragged batches, by its key; "": nothing."""
+    """Return the fault of the names of an Op's ragged batches, with its key; "" without one."""
     made = Counter(name for batch_input in batch_inputs for name in batch_input.target_name)
     cut = Counter(name for batch_output in batch_outputs for name in batch_output.target_name)
     for key, counts in (("batch_input", made), ("batch_output", cut)):

@@ -1,4 +1,4 @@
-"""Lists of `op.<name>.sequence`: states that are kept of a sequence, controls that are fed."""
+"""Lists of `op.<name>.sequence`: states of a sequence, and controls."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ ControlKind = Literal[
 
 
 class ControlValuesConfig(Struct, frozen=True, kw_only=True):
-    """Words of a control; of the pairs one, which has what stands for False and for True."""
+    """Values of a control: one of the pairs, with the values for False and True."""
 
     kind: Annotated[
         ControlKind | None,
@@ -94,7 +94,7 @@ def datatype(given: str) -> str:
 
 
 def fault_of_states(states: Iterable[StateConfig]) -> str:
-    """Return what is wrong with an Op's states, in Triton's words if it has some; "": nothing."""
+    """Return the fault of an Op's states, in Triton's words if it has some; "" without one."""
     inputs: set[str] = set()
     outputs: set[str] = set()
     for state in states:
@@ -198,9 +198,9 @@ class Control(Struct, frozen=True):
     """One control of an Op.
 
     Args:
-        name: by which `process` is fed it.
-        datatype: of its array, in Triton's words without "TYPE_".
-        values: what stands for False and for True; empty for the id.
+        name: name of the array in the input of `process`.
+        datatype: type of the array, Triton's name without "TYPE_".
+        values: values for False and True; empty for the id.
     """
 
     name: str
@@ -210,10 +210,10 @@ class Control(Struct, frozen=True):
 
 
 def controls_of(op_name: str, configs: Sequence[ControlConfig]) -> tuple[Control, ...]:
-    """Return the controls that an Op's configuration has.
+    """Return the controls in an Op's configuration.
 
     Raises:
-        ConfigError: the first thing that is wrong, in Triton's words.
+        ConfigError: the first fault, in Triton's words.
     """
     controls: list[Control] = []
     names: set[str] = set()

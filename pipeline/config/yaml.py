@@ -1,4 +1,4 @@
-"""YAML files as plain values that know the line of every key, so that an error can name it."""
+"""YAML files as plain values with the line of each key, for errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import yaml
 from pipeline.errors import ConfigError
 
 MAX_FILE_BYTES = 64 * 1024
-"""Largest file that an expression may name: what it is for are passwords and keys."""
+"""Maximum size of a file in an expression: it is for passwords and keys."""
 
 _EXPRESSION = re.compile(r"\$\$\{|\$\{([^}]*)\}|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -24,7 +24,7 @@ _DEFAULT = ":-"
 
 
 class ExpressionError(ValueError):
-    """An expression stands for nothing. The text has the expression, and what to do."""
+    """An expression has no value. The text has the expression, and what to do."""
 
 
 class Expanded(NamedTuple):
@@ -42,9 +42,9 @@ class Expressions:
         self._folder = folder
 
     def expand(self, text: str) -> Expanded | None:
-        """Return a value with its expressions replaced; None: there are none, not even `$${`.
+        """Return a value with its expressions replaced; None without expressions and `$${`.
 
-        What they are replaced by is not looked at again. Raises ExpressionError.
+        Expressions in the replacements are not replaced. Raises ExpressionError.
         """
         if "${" not in text:
             return None
@@ -83,13 +83,13 @@ class Expressions:
         return value
 
     def _file(self, path: str, default: str | None) -> str:
-        """Return a file's text without the ends of lines behind it."""
+        """Return a file's text without line breaks at its end."""
         place = f"${{{_FILE}{path}}}"
         try:
             file = self._folder / path
             if not file.exists() and default is not None:
                 return default
-            if file.exists() and not file.is_file():  # a pipe would be waited for
+            if file.exists() and not file.is_file():  # reading a pipe would block
                 raise ExpressionError(f"{place}: it is not a file")
             with file.open("rb") as opened:
                 data = opened.read(MAX_FILE_BYTES + 1)
@@ -110,7 +110,7 @@ def is_text(value: str) -> bool:
     """Return whether a value of the environment or a command line was UTF-8."""
     try:
         value.encode()
-    except UnicodeEncodeError:  # Python has put stand-ins for the other bytes
+    except UnicodeEncodeError:  # Python replaced the other bytes by surrogates
         return False
     return True
 
@@ -143,11 +143,11 @@ class ConfigSource(msgspec.Struct, frozen=True):
     """Plain values, with the name and, when they come from a file, the lines of their keys.
 
     Attributes:
-        problems: mistakes that the values cannot show any more, such as a key given twice.
-        warnings: what is merely odd, and not to be seen in the values.
-        origins: where values come from that another source gave: `config.prod.yml:3`.
-        texts: values that were written as text, with expressions or in another source than a
-            file, and have the type that YAML makes of it: "4", in `data` 4.
+        problems: mistakes that the values do not show, such as a key given twice.
+        warnings: minor problems that the values do not show.
+        origins: origins of values from another source: `config.prod.yml:3`.
+        texts: original texts of values from expressions or from outside of files; `data` has
+            YAML's value: 4 for "4".
         secrets: values that no message may show.
     """
 
@@ -186,7 +186,7 @@ class ConfigSource(msgspec.Struct, frozen=True):
 def read_yaml(file: str | os.PathLike[str], expressions: Expressions | None = None) -> ConfigSource:
     """Read one YAML document; ConfigError when it cannot be read, or is not YAML.
 
-    With `expressions` those in values are replaced by what they stand for.
+    `expressions` are replaced in values.
     """
     name = os.fspath(file)
     try:
@@ -201,18 +201,20 @@ def read_yaml(file: str | os.PathLike[str], expressions: Expressions | None = No
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it: its repr, cut to a part of a line."""
+    """Return a value for a message: its repr, shortened."""
     try:
         return _repr.repr(value)
-    except Exception:  # a yml_dict may hold anything; also Python prints no int of 4,301 digits
+    except (
+        Exception
+    ):  # a yml_dict may have anything, and Python refuses to print an int of 4,301 digits
         return "what cannot be shown"
 
 
 def value_of(text: str, name: str) -> tuple[object, tuple[str, ...]]:
-    """Return what YAML makes of a value that is given outside of files, and its mistakes.
+    """Return YAML's value of a text from outside of files, and its mistakes.
 
-    A text that is no YAML, or a single word of no type, is itself the value. Raises ConfigError: it
-    is too large.
+    A text that is not valid YAML, or a single word without a type, is itself the value. Raises
+    ConfigError: it is too large.
     """
     try:
         parsed = parse_yaml(text.encode(), name)
@@ -252,7 +254,7 @@ def parse_yaml(text: bytes, name: str, expressions: Expressions | None = None) -
 
 
 def _check_size(text: bytes, name: str) -> None:
-    """Refuse what composing could not bear. The event stream, unlike it, does not recurse."""
+    """Refuse a text that is too large to compose; reading events does not recurse."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, _Loader)):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -270,7 +272,7 @@ def _check_limits(depth: int, nodes: int, place: str) -> None:
 
 
 class _YamlWalk:
-    """Turns a tree of YAML nodes into plain values, and notes lines and problems on the way."""
+    """Converts a tree of YAML nodes to plain values, and collects lines and problems."""
 
     def __init__(
         self, name: str, loader: yaml.SafeLoader, expressions: Expressions | None = None
@@ -307,7 +309,7 @@ class _YamlWalk:
             return None
 
     def _expanded(self, node: yaml.ScalarNode, path: KeyPath, value: object) -> object:
-        """Return a value without its expressions, as YAML reads what they stand for."""
+        """Return a value with its expressions replaced, in YAML's type."""
         if self._expressions is None or not isinstance(value, str):
             return value
         try:
@@ -320,7 +322,7 @@ class _YamlWalk:
         self.texts[path] = Text(expanded.text, value)
         if expanded.is_secret:
             self.secrets.add(path)
-        # A scalar only: what is in the environment adds no keys.
+        # Only a scalar: the environment cannot add keys.
         resolve: Any = self._loader.resolve
         tag = resolve(yaml.ScalarNode, expanded.text, (True, False))
         try:
@@ -352,7 +354,7 @@ class _YamlWalk:
         return values
 
     def _merged_mappings(self, node: yaml.MappingNode, path: KeyPath) -> Iterator[yaml.MappingNode]:
-        """Yield what `<<` brings in, weakest first: the first of a list wins over later ones."""
+        """Yield the mappings of `<<`, the weakest first: the first of a list wins."""
         for key_node, value_node in node.value:
             if key_node.tag != _MERGE_TAG:
                 continue

@@ -1,4 +1,4 @@
-"""Changes to a YAML file's text, so that its comments and its order stay."""
+"""Edits a YAML file's text, so that its comments and its order stay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 class OpChange(NamedTuple):
-    """The values that keys of an Op are to have, and why, in a line."""
+    """New values for keys of an Op, and the reason in one line."""
 
     values: Mapping[str, int | float]
     why: str
@@ -24,7 +24,7 @@ class _Edit(NamedTuple):
 
 
 class _CannotEditError(Exception):
-    """The text has another form than is known here."""
+    """The text has an unsupported form."""
 
 
 def with_ops_changed(text: str, changes: Mapping[str, OpChange]) -> str:
@@ -88,7 +88,7 @@ def _op_edits(ops: yaml.Node, op: str, change: OpChange) -> Iterator[_Edit]:
 
 
 def _block(op: str, change: OpChange, column: int) -> str:
-    """Return the lines of an Op that the text has not; the first is indented already."""
+    """Return the lines of a new Op; the first line is already indented."""
     indent = " " * column
     lines = "".join(f"{indent}  {key}: {value}\n" for key, value in change.values.items())
     return f"# {change.why}\n{indent}{op}:\n{lines}"
