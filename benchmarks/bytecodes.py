@@ -369,7 +369,7 @@ def worker(count: int, batch_size: int) -> Iterator[Ask]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "model.py")
         file.write_text(MODEL)
-        op = model_op(ModelSpec("m", 1, folder, str(file), "{}", ("y",)))
+        op = model_op(ModelSpec("m", 1, folder, str(file), folder, "{}", ("y",)))
         batching = {"batch_size": batch_size, "batching": "dynamic" if batch_size > 1 else "full"}
         config = load_config(yml_dict={"rpc_port": 0, "op": {"m": batching}})
         configure_op(op, resolve_op("m", {}, config))

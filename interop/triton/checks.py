@@ -13,7 +13,7 @@ import checks_data  # noqa: F401  their checks are listed
 import checks_models  # noqa: F401  their checks are listed
 import tritonclient.grpc as v2_grpc
 import tritonclient.http as v2_http
-from way import CHECKS, Caller
+from caller import CHECKS, Caller
 
 
 def failures(server: str, callers: dict[str, Caller]) -> int:

@@ -25,6 +25,7 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import (
     REQUEST_OP,
     ServiceConfig,
+    batch_warnings,
     config_of,
     op_warnings,
     unknown_ops,
@@ -168,7 +169,6 @@ def server_of_script(
     sys.modules[name] = module  # process workers find its classes there
     if str(script.parent) not in sys.path:
         sys.path.insert(0, str(script.parent))
-    _FINDER.add(name, str(script))
     try:
         loader.exec_module(module)
     except BaseException:
@@ -176,6 +176,7 @@ def server_of_script(
         if before is not None:
             sys.modules[name] = before
         raise
+    _FINDER.add(name, str(script))
     MODULES[:] = [*(other for other in MODULES if other.__name__ != name), module]
     servers = loader.servers
     made: Sequence[PipelineServer | WebService] = servers or [
@@ -365,7 +366,7 @@ def _warnings_of_the_configuration() -> Iterator[list[str]]:
 def _warnings_about(config: ServiceConfig, source: ConfigSource, folder: Path) -> Iterator[str]:
     """Yield what a server would find when it starts."""
     ops = {name: resolve_op(name, {}, config) for name in config.op if name != REQUEST_OP}
-    yield from op_warnings(config, ops)
+    yield from batch_warnings(config, ops)
     for path, named in _files_named(config):
         if not resolve_path(folder, named).exists():
             yield f"{source.place(path)}: no such file or folder: {named}"

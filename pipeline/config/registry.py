@@ -126,8 +126,9 @@ def register(kind: Kind, name: str, implementation: Any) -> None:
 
 def _name_of(implementation: Any) -> str:
     """Return the name of an implementation, the same when its script runs again."""
-    name = getattr(implementation, "__qualname__", None)  # classes and functions have one
-    return f"{implementation.__module__}.{name}" if name else repr(implementation)
+    name = getattr(implementation, "__qualname__", "<")  # classes and functions have one
+    has_own_name = "<" not in name  # not that of a lambda or of a function's inner one
+    return f"{implementation.__module__}.{name}" if has_own_name else repr(implementation)
 
 
 def find(kind: Kind, name: str) -> Any:

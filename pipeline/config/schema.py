@@ -662,7 +662,7 @@ def unknown_ops(config: ServiceConfig, op_names: Collection[str]) -> list[str]:
 
 
 _DAG_OF_SERVER = (
-    *("ray", "start_method", "forward_headers"),
+    *("ray", "start_method", "forward_headers", "max_parts", "shared_memory_mib"),
     *("enable_prometheus", "prometheus_port", "prometheus_host"),
 )
 """Keys of `dag` that one configuration sets for all pipelines of a server."""
@@ -693,22 +693,26 @@ def unheeded_of(config: ServiceConfig, server: ServiceConfig) -> list[str]:
     return [text] if keys else []
 
 
-def op_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:
-    """Return a warning for each Op whose settings have no effect, or never the wanted one."""
+def batch_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:
+    """Return a warning for each Op whose batch needs more requests than are admitted at once."""
     limit = config.max_active
-    too_large = [] if limit is None else [name for name in ops if ops[name].batch_size > limit]
+    if limit is None:
+        return []
     return [
-        *(
-            f"{config.source}: worker_num: {limit} requests at once never fill a batch of Op "
-            f"{name!r} with batch_size {ops[name].batch_size}; raise worker_num or lower batch_size"
-            for name in too_large
-        ),
-        *(
-            f"{config.source}: op.{name}.client_type: no server_endpoints: the Op asks no model "
-            f"server by {op.client_type}"
-            for name, op in ops.items()
-            if op.client_type is not None and not _has_model(op)
-        ),
+        f"{config.source}: worker_num: {limit} requests at once never fill a batch of Op "
+        f"{name!r} with batch_size {op.batch_size}; raise worker_num or lower batch_size"
+        for name, op in ops.items()
+        if op.batch_size > limit
+    ]
+
+
+def op_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:
+    """Return a warning for each Op of a graph whose settings cannot have the wanted effect."""
+    return batch_warnings(config, ops) + [
+        f"{config.source}: op.{name}.client_type: no server_endpoints: the Op asks no model server "
+        f"by {op.client_type}"
+        for name, op in ops.items()
+        if op.client_type is not None and not _has_model(op)
     ]
 
 

@@ -38,10 +38,10 @@ def retry_after_s(text: str) -> float | None:
         seconds = float(text)
     except ValueError:
         try:
-            at = email.utils.parsedate_to_datetime(text)
-        except (ValueError, TypeError):
+            at = email.utils.parsedate_to_datetime(text).astimezone(UTC)
+        except (ValueError, TypeError, OverflowError):
             return None
-        seconds = (at.astimezone(UTC) - datetime.now(UTC)).total_seconds()
+        seconds = (at - datetime.now(UTC)).total_seconds()
     return max(0.0, seconds) if math.isfinite(seconds) else None
 
 

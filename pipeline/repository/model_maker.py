@@ -130,7 +130,7 @@ class GraphMaker:
         if registry.known_as("backends", name) == name:
             return registry.find("backends", name)
         file = self._backend_directory / name / "model.py"
-        if name and file.is_file():
+        if Path(name).name == name and name not in ("", "..") and file.is_file():
             return PythonBackend(file)
         known = ", ".join(sorted(registry.names("backends")))
         raise ConfigError(

@@ -247,7 +247,7 @@ def _of_text(field: _Field, text: str) -> Any:
     except (msgspec.DecodeError, PackageError, RecursionError) as error:
         what = one_line(str(error))
         raise PackageError(
-            f"{field.key}: expected {field.expected}, found the text {what}"
+            f"{field.key}: expected {field.expected}, found a text that is invalid: {what}"
         ) from None
 
 

@@ -36,12 +36,14 @@ class PieceTurns:
 
     def _take(self) -> None:
         room = _TURN_BYTES
-        while self._waiting and room > 0:
-            size, read_on = self._waiting.popleft()
-            room -= size
-            read_on()
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._take)
+        try:
+            while self._waiting and room > 0:
+                size, read_on = self._waiting.popleft()
+                room -= size
+                read_on()
+        finally:
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._take)
 
 
 class BodyReceiver(asyncio.BufferedProtocol):

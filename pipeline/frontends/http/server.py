@@ -193,7 +193,11 @@ class HttpFrontend:
         path, what = exchange.path, f"{exchange.method} {exchange.path}"
         for above, form in self._error_forms:
             if path == above or path.startswith(f"{above}/"):
-                return form(shown(error, what))
+                try:
+                    return form(shown(error, what))
+                except Exception as failure:  # a bug in this library: the client gets an answer
+                    error = failure
+                    break
         return failed_reply(error, what)
 
     async def _reply(self, exchange: Exchange) -> WebReply:

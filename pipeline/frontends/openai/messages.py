@@ -228,7 +228,10 @@ def _turns(role: str, content: Any, where: str) -> list[Fields]:
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind == "tool_use":
             function = {"name": text_at(f"{place}.name", block.get("name"))}
-            function["arguments"] = as_json(block.get("input") or {}).decode()
+            try:
+                function["arguments"] = orjson.dumps(block.get("input") or {}).decode()
+            except TypeError as error:
+                raise ArgumentError(f"{place}.input cannot be passed on: {error}", place) from None
             call_id = text_at(f"{place}.id", block.get("id"))
             calls.append({"id": call_id, "type": "function", "function": function})
         elif kind == "tool_result":

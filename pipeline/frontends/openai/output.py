@@ -126,7 +126,11 @@ class Output:
         return ItemChange("grow", item, text, logprobs)
 
     def _begun(self, item: OutputItem) -> Iterator[ItemChange]:
-        ended = [known for known in self._open if known.kind in TEXTS or is_complete(known.pieces)]
+        ended = [
+            known
+            for known in self._open
+            if known.kind in TEXTS or (known.kind == "function" and is_complete(known.pieces))
+        ]
         yield from self._end(ended)
         self._open = [*(known for known in self._open if known.is_open), item]
         self.items.append(item)

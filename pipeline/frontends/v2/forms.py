@@ -254,7 +254,10 @@ class RequestForms:
         fitted, inference, info = form.fitted, self._inference, form.info
         request_id = form.id if cut.id is None else cut.id
         if request_id or inference.forwards:
-            info = inference.info(fitted, request_id, form.asked.parameters, caller.headers)
+            try:
+                info = inference.info(fitted, request_id, form.asked.parameters, caller.headers)
+            except V2Error:
+                raise UnknownFormError from None
         return collector.add(
             ConvoyRequest(InferCall(form, request_id, sink), inputs, fitted.rows, info)
         )

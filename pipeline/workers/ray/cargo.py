@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.engine.worker_api import SetUp
 from pipeline.op import Op
+from pipeline.workers.zygote.spawn import ScriptClass
 
 KeepLogs = Callable[[Callable[[bytes], None]], None]
 
@@ -36,7 +37,7 @@ class ActorSetup:
     boot_id: str
     where: Callable[[], str]
     look_s: float = 0.0
-    classes: Sequence[type] = ()
+    classes: Sequence[ScriptClass] = ()
     model_files: tuple[str, ...] = ()
 
 

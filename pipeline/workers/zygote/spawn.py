@@ -44,6 +44,9 @@ serve_spawned(*map(int, sys.argv[1:]))
 """
 _SEARCH_DEPTH = 8
 
+ScriptClass = tuple[str, str, type]
+"""A class of a script: the names of its module and of its variable, and the class."""
+
 
 class ParentState(msgspec.Struct, frozen=True):
     """State of the parent that a fresh interpreter needs."""
@@ -78,7 +81,7 @@ def pack(
         if culprit is not None:
             raise InitError(_cannot_ship(*culprit)) from error
         # Then the cause is a class of the script that the entry_points do not need.
-        classes = [kind for kind in classes if _why_not(kind) is None]
+        classes = [entry for entry in classes if _why_not(entry[2]) is None]
         data = _dump((list(entry_points), classes))
     preparations = _dump(_preparations() if is_prepared else [])
     shipment = ParentState(list(sys.argv), preparations, data, tuple(preload))
@@ -151,26 +154,25 @@ def _save_module(pickler: Any, module: types.ModuleType) -> None:
         type(pickler).dispatch[types.ModuleType](pickler, module)
 
 
-def classes_of(*scripts: types.ModuleType) -> list[type]:
+def classes_of(*scripts: types.ModuleType) -> list[ScriptClass]:
     """Return the classes that scripts define.
 
     They are shipped by value, so that a payload of such a class can be pickled by name.
     """
     make_annotations_picklable()
     return [
-        value
+        (script.__name__, name, value)
         for script in scripts
-        for value in vars(script).values()
+        for name, value in vars(script).items()
         if isinstance(value, type) and value.__module__ == script.__name__
     ]
 
 
-def place_classes(classes: Sequence[type]) -> None:
+def place_classes(classes: Sequence[ScriptClass]) -> None:
     """Put classes of scripts where they are found by name in this process."""
-    for kind in classes:
-        name = kind.__module__
-        module = sys.modules.setdefault(name, types.ModuleType(name))
-        setattr(module, kind.__name__, kind)
+    for script, name, kind in classes:
+        module = sys.modules.setdefault(script, types.ModuleType(script))
+        setattr(module, name, kind)
 
 
 def _preparations() -> list[Callable[[], None]]:

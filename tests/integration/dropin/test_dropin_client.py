@@ -103,7 +103,7 @@ def test_an_answer_may_end_with_its_connection(answering, http_client, answer):
         (PROTO + b"Content-Length: 99\r\n\r\n" + MESSAGE, "cut off"),
         (PACKED + b"\r\n" + gzip.compress(MESSAGE, mtime=0)[:-9], "cut off"),
         (PACKED + b"\r\n" + MESSAGE, "not valid gzip"),
-        (PROTO + b"\r\n\xff", "no Response"),
+        (PROTO + b"\r\n\xff", "is not a Response"),
         (b"HTTP/1.1 200 OK\r\n\r\n{", "not valid JSON"),
     ],
 )

@@ -654,3 +654,16 @@ def test_a_backend_that_is_nowhere_is_named_with_the_file_that_would_be_it(tmp_p
     assert status == 400
     assert "backend 'adder'" in text
     assert str(tmp_path / "adder" / "model.py") in text
+
+
+@pytest.mark.parametrize("name", ["../outside", "{folder}/outside", ".."])
+def test_a_backend_outside_of_the_backend_directory_is_not_run(tmp_path, name):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "model.py").write_text("raise SystemExit('it ran')")
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    backend = name.format(folder=tmp_path)
+    (tmp_path / "models" / "m" / "config.pbtxt").write_text(f'backend: "{backend}"')
+    with serving(tmp_path / "models", backend_directory=tmp_path / "backends") as server:
+        status, text = control(server, "m", "load")
+    assert status == 400
+    assert "unable to find backend library" in text

@@ -113,6 +113,12 @@ def test_a_script_that_runs_again_replaces_its_own_implementations():
         assert registry.find("clients", "again") is client
 
 
+def test_functions_without_a_name_of_their_own_are_different():
+    registry.register("sinks", "nameless", lambda context, options: 1)
+    with pytest.raises(ConfigError, match="the name 'nameless' is taken"):
+        registry.register("sinks", "nameless", lambda context, options: 2)
+
+
 def test_there_is_no_kind_but_the_known_ones():
     with pytest.raises(ConfigError, match=r"expected engines or clients or .*, found 'sink'"):
         registry.register("sink", "mine", object())

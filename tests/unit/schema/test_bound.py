@@ -187,7 +187,7 @@ def test_text_is_read_as_what_the_schema_wants():
     assert seen["tree"].words == "t"
     assert seen["image"] == b"raw"
     text = refused({"words": "w", "inputs": "[1,"}, is_text=True)
-    assert text.startswith("inputs: expected array, found the text ")
+    assert text.startswith("inputs: expected array, found a text that is invalid: ")
 
 
 def test_text_of_arrays_is_read_as_clients_write_it():
@@ -197,7 +197,7 @@ def test_text_of_arrays_is_read_as_clients_write_it():
     seen = bind(Arrays).check({"rows": rows}, is_text=True)
     assert seen["rows"].tolist() == [[1.0, 1.0]]
     assert refused({"rows": "array(1"}, Arrays, is_text=True).startswith(
-        "rows: expected array | null, found the text "
+        "rows: expected array | null, found a text that is invalid: "
     )
 
 

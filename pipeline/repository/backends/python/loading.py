@@ -52,7 +52,7 @@ class ModelCode(msgspec.Struct, frozen=True):
     def import_folders(self) -> list[str]:
         """Return the folders with modules of the class."""
         folder = Path(self.file).parent
-        is_own = folder == Path(self.version_folder)
+        is_own = Path(self.version_folder) in Path(self.file).parents
         return [str(folder), str(folder.parent)] if is_own else [str(folder)]
 
 

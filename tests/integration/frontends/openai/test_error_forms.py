@@ -82,6 +82,7 @@ def test_a_bug_is_told_in_the_form_of_the_api_and_logged(more, monkeypatch, capf
         ("later inf", None),
         ("later Wed, 21 Oct 2099 07:28:00 GMT", "60"),
         ("later soon", None),
+        ("later Fri, 31 Dec 9999 23:59:59 -2300", None),
     ],
 )
 @pytest.mark.parametrize("more", [{}, {"stream": True}])

@@ -130,3 +130,11 @@ def test_errors_have_anthropics_form(server, status, kind, param, asked):
         assert (found, said["type"]) == (status, "error")
         assert (said["error"]["type"], said["error"]["param"]) == (kind, param)
         assert said["error"]["message"]
+
+
+def test_a_number_that_cannot_be_passed_on_is_the_clients_mistake(server):
+    block = {"type": "tool_use", "id": "a", "name": "f", "input": {"n": 2**70}}
+    turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": [block]}]
+    status, said = ask(server, turns)
+    assert status == 400
+    assert "input cannot be passed on" in said["error"]["message"]

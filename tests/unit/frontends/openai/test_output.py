@@ -28,6 +28,15 @@ SAID = [
 ]
 
 
+def test_the_input_of_a_custom_tool_may_go_on_after_text_that_is_json():
+    output = Output()
+    call = {"index": 0, "id": "c", "type": "custom", "custom": {"name": "f", "input": "{}"}}
+    more = {"index": 0, "id": "c", "type": "custom", "custom": {"name": "f", "input": " more"}}
+    for delta in ({"tool_calls": [call]}, {"text": "a"}, {"tool_calls": [more]}):
+        list(output.take(delta))
+    assert ["".join(item.pieces) for item in output.items] == ["{} more", "a"]
+
+
 def taken():
     """A choice, and the deltas of what was said."""
     choice = Choice(0, "text", in_parts=True)

@@ -202,6 +202,7 @@ def test_a_timeout_says_nothing_to_a_server_that_has_none_itself():
             "be specified.",
         ),
         ({"triton_enable_empty_final_response": "yes"}, "are reserved for Triton usage"),
+        ({"triton_enable_empty_final_response": 1}, "are reserved for Triton usage"),
     ],
 )
 def test_parameters_of_the_protocols_own_have_their_kinds(parameters, reason):
@@ -218,7 +219,8 @@ def test_a_forwarded_header_cannot_have_the_name_of_a_parameter_of_the_protocol(
     text = f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
     with pytest.raises(V2Error, match=text):
         info_of("", {}, {name: "1"})
-    assert info_of("", {}, {"mine": "1"}).headers == {"mine": "1"}
+    free = {"mine": "1", "triton_grpc_error": "true"}
+    assert info_of("", {}, free).headers == free
 
 
 def test_sequences_say_nothing_to_models_that_know_none():

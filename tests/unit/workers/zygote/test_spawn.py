@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import sys
+import types
 
 import dill
 import msgspec
@@ -55,7 +56,20 @@ class Hook:
         return None
 
 
+def test_a_class_goes_under_the_name_of_its_variable(monkeypatch):
+    script = types.ModuleType("aliasing_script")
+    code = "class Text: kind = 1\nPlain = Text\nclass Text(Plain): kind = 2\n"
+    exec(code, vars(script))
+    classes = zygote_spawn.classes_of(script)
+    monkeypatch.setitem(sys.modules, "aliasing_script", types.ModuleType("aliasing_script"))
+    zygote_spawn.place_classes(classes)
+    placed = sys.modules["aliasing_script"]
+    assert (placed.Plain.kind, placed.Text.kind) == (1, 2)
+
+
 def test_import_hooks_are_prepared_in_the_fresh_interpreter(monkeypatch):
+    own = [hook for hook in sys.meta_path if not hasattr(hook, "prepare_spawned")]
+    monkeypatch.setattr(sys, "meta_path", own)  # without the hooks that other tests left
     *hooks, _ = dill.loads(shipped(main).preparations)
     assert hooks == []
     monkeypatch.setattr(sys, "meta_path", [Hook(), *sys.meta_path])

@@ -186,3 +186,13 @@ def test_a_backend_that_is_python_has_its_modules_beside_it_and_the_model_its_fi
     assert str(backend) in sys.path
     assert str(backend.parent) not in sys.path
     del load
+
+
+def test_a_file_in_a_folder_of_the_version_finds_the_modules_of_the_version(tmp_path):
+    version = tmp_path / "m" / "1"
+    (version / "code").mkdir(parents=True)
+    edited(version, 3)
+    file = version / "code" / "model.py"
+    file.write_text("from helper import VALUE\nclass TritonPythonModel:\n    value = VALUE\n")
+    code = loading.ModelCode("m", 1, str(file), str(version))
+    assert loading.LoadBesideOthers()(code).value == 3
