@@ -32,6 +32,7 @@ from pipeline.frontends.v2.forms import InferCall, RequestForms
 from pipeline.frontends.v2.inference import CallerInfo, Inference, is_short_answer
 from pipeline.frontends.v2.log_settings import settings_of_message
 from pipeline.frontends.v2.model import number_of
+from pipeline.frontends.v2.parameters import ERRORS_END, WANTS_FINAL
 from pipeline.frontends.v2.shared_regions import Region, no_cuda, no_cuda_region
 from pipeline.frontends.v2.side_by_side import Place, side_by_side
 from pipeline.frontends.v2.trace_settings import changes_of, shown
@@ -53,8 +54,6 @@ from pipeline.proto.v2.message_forms import message_codec, raw_place
 
 _CLOCKS_DIFFER_S = 0.01  # maximum difference between gRPC's clock and the engine's
 _FINAL = "triton_final_response"
-_WANTS_EMPTY_FINAL = "triton_enable_empty_final_response"
-_ERRORS_END = "triton_grpc_error"  # key in a stream's metadata
 _IN_STREAM = pb.ModelStreamInferResponse.DESCRIPTOR.fields_by_name["infer_response"].number
 
 _Request = TypeVar("_Request", bound=Message)
@@ -348,7 +347,7 @@ class _InferenceCalls:
 
         If the client asks for it, the first error is the status that ends the stream.
         """
-        answers = partial(self._stream_answers, call, call.header(_ERRORS_END) == "true")
+        answers = partial(self._stream_answers, call, call.header(ERRORS_END) == "true")
         return side_by_side(messages, answers)
 
     async def _stream_answers(
@@ -364,7 +363,7 @@ class _InferenceCalls:
             model, version = request.model_name, request.model_version
             if is_decoupled := self._views.is_decoupled(model, version):
                 place.leave()
-            wants_empty = request.parameters.get(_WANTS_EMPTY_FINAL) is True
+            wants_empty = request.parameters.get(WANTS_FINAL) is True
             empty = InferResponse(model, "", request.id, {}, {})
             caller = self._caller_info(call, left_s)
             answers = self._inference.answers(request, caller, place.entrance)

@@ -13,8 +13,8 @@ from pipeline.proto.v2.codec import Parameters
 
 _MICROS = 1e-6
 _LONGEST_ID = 128  # characters
-_WANTS_FINAL = "triton_enable_empty_final_response"
-_ERRORS_END = "triton_grpc_error"  # metadata of a stream
+WANTS_FINAL = "triton_enable_empty_final_response"  # parameter of a request in a stream
+ERRORS_END = "triton_grpc_error"  # key in a stream's metadata
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "sequence_id": ((int, str), "an unsigned 64-bit integer or a string"),
     "sequence_start": ((bool,), "a boolean"),
@@ -49,10 +49,10 @@ def timeout_of(parameters: Mapping[str, object]) -> float | None:
     for name, value in parameters.items():
         if name in _KINDS:
             _check_kind(name, value)
-        elif name.startswith("triton_") and (name != _WANTS_FINAL or not isinstance(value, bool)):
+        elif name.startswith("triton_") and (name != WANTS_FINAL or not isinstance(value, bool)):
             raise invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should "
-                f"not be specified. Found '{name}'; only a boolean '{_WANTS_FINAL}' is allowed",
+                f"not be specified. Found '{name}'; only a boolean '{WANTS_FINAL}' is allowed",
             )
     micros = parameters.get("timeout", 0)
     assert isinstance(micros, int)
@@ -62,7 +62,7 @@ def timeout_of(parameters: Mapping[str, object]) -> float | None:
 def _check_forwarded(headers: Mapping[str, str]) -> None:
     """Raise V2Error for a forwarded header that has the name of a parameter of the protocol."""
     for name in headers:
-        if name in _RESERVED or (name.startswith("triton_") and name != _ERRORS_END):
+        if name in _RESERVED or (name.startswith("triton_") and name != ERRORS_END):
             raise invalid(f"Header '{name}' is reserved for Triton usage and cannot be forwarded.")
 
 
