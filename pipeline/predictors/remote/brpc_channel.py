@@ -268,7 +268,7 @@ class BrpcChannel:
         self, servers: _Servers, index: int, time_s: float, reasons: Sequence[str]
     ) -> NoReturn:
         with servers.lock:  # a call without time at its start says nothing about the server
-            hangs = time_s > 0 and servers.policy.timed_out(index)
+            hangs = time_s > 0 and servers.policy.timed_out(index, time_s)
         if hangs:  # its host may be down: the open connections are useless
             servers.pools[index].retire_all()
             self._log_left_out(index, "several calls in a row got no answer")

@@ -245,12 +245,13 @@ class HttpCalls:
         while True:
             waiting.check()
             index = self._pick()
-            if waiting.ends <= time.monotonic():  # no server is asked, so none is at fault
+            time_s = waiting.ends - time.monotonic()
+            if time_s <= 0:  # no server is asked, so none is at fault
                 raise self.too_late(index)
             try:
                 return self._once(index, path, head, body, waiting)
             except OutOfTimeError:
-                self._note_silence(index)
+                self._note_silence(index, time_s)
                 raise self.too_late(index) from None
             except _NotNowError as error:
                 if error.is_free:
@@ -342,9 +343,9 @@ class HttpCalls:
             self._log_left_out(index, why)
         raise _NotNowError(why)
 
-    def _note_silence(self, index: int) -> None:
+    def _note_silence(self, index: int, time_s: float) -> None:
         with self._lock:
-            hangs = self._policy.timed_out(index)
+            hangs = self._policy.timed_out(index, time_s)
         if hangs:  # its host may be down: the open connections are useless
             self.pools[index].retire_all()
             self._log_left_out(index, "several calls in a row got no answer")

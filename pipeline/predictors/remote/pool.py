@@ -361,7 +361,11 @@ def _resolve(address: tuple[str, int]) -> list[_Info]:
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
 MAX_TIMEOUTS = 3
-"""After so many calls in a row without an answer a server counts as failed."""
+LEAST_SILENCE_S = 1.0
+"""A server counts as failed after so many calls in a row without an answer, and so many seconds.
+
+Otherwise callers with deadlines far below the model's time would take the server from the others.
+"""
 
 
 @dataclass(slots=True)
@@ -370,6 +374,7 @@ class _Health:
 
     failures: int = 0
     timeouts: int = 0
+    silent_since: float = 0.0
     due_at: float = 0.0
 
 
@@ -446,15 +451,21 @@ class EndpointPolicy:
         self.count_down += 1
         return True
 
-    def timed_out(self, index: int) -> bool:
+    def timed_out(self, index: int, waited_s: float) -> bool:
         """Note a timeout of a call; after several in a row the server counts as failed.
 
         Return whether this made a server fail that was well until now.
         """
         server = self._servers[index]
+        now = self._clock()
+        if not server.timeouts:
+            server.silent_since = now - waited_s
         server.timeouts += 1
         self.all_are_well = False
-        return server.timeouts >= MAX_TIMEOUTS and self.failed(index)
+        has_failed = (
+            server.timeouts >= MAX_TIMEOUTS and now - server.silent_since >= LEAST_SILENCE_S
+        )
+        return has_failed and self.failed(index)
 
     def answered(self, index: int) -> bool:
         """Note that a server is well; return whether it was down until now."""

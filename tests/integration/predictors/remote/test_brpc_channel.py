@@ -26,6 +26,7 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
+from pipeline.predictors.remote import pool
 from pipeline.predictors.remote.brpc_channel import BrpcChannel
 from pipeline.predictors.remote.pool import MAX_TIMEOUTS, Waiting
 from pipeline.proto.brpc.frames import SERVICE, BrpcCode, BrpcFrame, pack, request_meta
@@ -287,8 +288,9 @@ def test_a_server_that_does_not_read_is_a_deadline_that_passed() -> None:
 
 
 def test_a_server_that_hangs_is_left_out_and_said_to_be(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pool, "LEAST_SILENCE_S", 0.0)
     with (
         FakeServer(Collecting()) as hung,
         FakeServer() as well,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.predictors.remote.pool import (
     FIRST_BACKOFF_S,
+    LEAST_SILENCE_S,
     MAX_BACKOFF_S,
     MAX_TIMEOUTS,
     EndpointPolicy,
@@ -104,17 +105,28 @@ def test_a_server_that_lets_several_calls_in_a_row_run_out_of_time_has_failed(
     clock: Clock,
 ) -> None:
     policy = EndpointPolicy(2, clock)
-    assert [policy.timed_out(0) for _ in range(MAX_TIMEOUTS)] == [False] * (MAX_TIMEOUTS - 1) + [
-        True
-    ]
+    timeouts = [policy.timed_out(0, LEAST_SILENCE_S) for _ in range(MAX_TIMEOUTS)]
+    assert timeouts == [False] * (MAX_TIMEOUTS - 1) + [True]
     assert policy.pick() == policy.pick() == 1
+
+
+def test_callers_with_short_deadlines_do_not_take_the_server_from_others(clock: Clock) -> None:
+    policy = EndpointPolicy(2, clock)
+    short_s = LEAST_SILENCE_S / 64  # exact in binary
+    for _ in range(2):
+        assert not any(policy.timed_out(0, short_s) for _ in range(10 * MAX_TIMEOUTS))
+        clock.now += LEAST_SILENCE_S / 2
+        policy.answered(0)
+    assert not any(policy.timed_out(0, short_s) for _ in range(MAX_TIMEOUTS))
+    clock.now += LEAST_SILENCE_S - short_s
+    assert policy.timed_out(0, short_s)
 
 
 def test_one_answer_makes_up_for_calls_that_ran_out_of_time(clock: Clock) -> None:
     policy = EndpointPolicy(2, clock)
     for _ in range(MAX_TIMEOUTS - 1):
-        policy.timed_out(0)
-        policy.timed_out(0)
+        policy.timed_out(0, LEAST_SILENCE_S)
+        policy.timed_out(0, LEAST_SILENCE_S)
         assert not policy.all_are_well
         policy.answered(0)
         assert policy.all_are_well
@@ -137,7 +149,7 @@ def test_a_well_server_is_always_preferred_and_the_counts_agree(
             policy.failed(index)
             down.add(index)
         elif kind == "t":
-            if policy.timed_out(index):
+            if policy.timed_out(index, LEAST_SILENCE_S):
                 down.add(index)
         elif kind == "a":
             assert policy.answered(index) == (index in down)
