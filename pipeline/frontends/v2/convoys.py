@@ -132,6 +132,16 @@ class ConvoyCollector:
         waiting, self._waiting = self._waiting, []
         self._is_rush = False
         requests = [request for request in waiting if not request.is_over]
+        try:
+            self._begin_all(requests)
+        except Exception as failure:  # a bug in this library: the clients get an answer
+            _LOGGER.exception("requests could not be joined to a batch")
+            failed = ChannelData(0, error=UserCodeError(described(failure)))
+            for request in requests:
+                request.end(failed)
+
+    def _begin_all(self, requests: list[ConvoyRequest]) -> None:
+        """Begin requests, together where they may; `requests` keeps the ones that are left."""
         successor = self._successor(requests[0].inputs) if requests else None
         if successor is not None:
             for request in requests:

@@ -307,6 +307,22 @@ async def test_a_refusal_is_the_answer(count):
     assert [told(each).retry_after_s for each in requests] == [3] * count
 
 
+@pytest.mark.parametrize("count", [1, 2])
+@virtual
+async def test_a_bug_while_requests_are_joined_is_their_answer(count, caplog):
+    world = World()
+    world.engine.refusal = TypeError("a bug")
+    requests = world.add(*range(count))
+    await asyncio.sleep(0)
+    assert [str(told(request)) for request in requests] == ["TypeError: a bug"] * count
+    assert "requests could not be joined" in caplog.text
+    world.engine.refusal = None
+    (next_one,) = world.add(7)
+    await quiet_round()
+    world.engine.begun[0].answer({"y": np.array([[70]])})
+    assert told(next_one) == [[70]]
+
+
 @virtual
 async def test_requests_of_a_reloaded_model_go_to_its_successor():
     world, other = World(), Engine()
