@@ -20,6 +20,7 @@ from pipeline.config.schema import Edge
 from pipeline.config.sections import Api
 from pipeline.errors import ConfigError, PipelineError, PortInUseError
 from pipeline.observe.logs.setup import LogSwitches
+from pipeline.proto.slices import Limits
 from pipeline.repository.backends.base import BACKENDS
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.model_checks import MAX_INSTANCES
@@ -168,7 +169,8 @@ def _add_ports(add: Add) -> None:
         add(f"--reuse-{api}-port", **_NO)
         add(f"--{api}-header-forward-pattern", default="", metavar="REGEX")
         if api == "http":
-            add("--http-max-input-size", type=int, default=None, metavar="BYTES")
+            most = "maximum of a request's JSON"
+            add("--http-max-input-size", type=int, default=64 * 2**20, metavar="BYTES", help=most)
     add("--allow-metrics", **_YES)
     add("--metrics-address", default=None, metavar="HOST")
     add("--metrics-port", type=int, default=8002, metavar="PORT", help="0: any free one")
@@ -255,8 +257,10 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
         **_doors(options),
     }
     ports: dict[Any, bool] = {"http_port": options.allow_http, "rpc_port": options.allow_grpc}
-    if options.http_max_input_size is not None:
-        server["max_message_bytes"] = options.http_max_input_size
+    if options.http_max_input_size <= 0:
+        raise ConfigError("--http-max-input-size must be greater than 0.")
+    server["max_json_bytes"] = options.http_max_input_size
+    server["max_message_bytes"] = max(Limits().message_bytes, options.http_max_input_size)
     server["cache"] = cache_settings(options.cache_config, options.response_cache_byte_size)
     resources = list(map(resource_of, options.rate_limit_resource))
     server["rate_limit"] = {"mode": options.rate_limit, "resources": resources}

@@ -65,7 +65,7 @@ class BodyReader:
         """Return the same without a copy, in the memory that received it. Raises HttpError."""
         announced = int(exchange.said.get(b"content-length", 0))
         if announced > limit.size:
-            raise limit.passed()
+            raise limit.passed(announced)
         body = exchange.take_body()
         if body is None and announced > SHORT_BYTES and exchange.has_more:
             try:
@@ -76,7 +76,7 @@ class BodyReader:
         elif body is None:
             body = await self._rest(exchange, limit)
         if len(body) > limit.size:
-            raise limit.passed()
+            raise limit.passed(len(body))
         return await self._decompressed(body, encoding, limit) if encoding else body
 
     async def _rest(self, exchange: Exchange, limit: SizeLimit) -> bytes:
@@ -87,7 +87,7 @@ class BodyReader:
             pieces.append(piece)
             size += len(piece)
             if size > limit.size:
-                raise limit.passed()
+                raise limit.passed(size)
         if size <= SHORT_BYTES:
             return b"".join(pieces)
         body, _ = await self._offload.run(functools.partial(emptied, pieces))

@@ -43,9 +43,9 @@ class SizeLimit(NamedTuple):
     key: str
     size: int
 
-    def passed(self) -> HttpError:
-        text = f"the request is larger than {self.key} ({self.size} bytes)"
-        return HttpError(413, TooLargeError(text))
+    def passed(self, size: int | None = None) -> BodySizeError:
+        """Return the error for a body of `size` bytes; None: unpacked, it has more."""
+        return BodySizeError(self, size)
 
 
 class ReadBody(Protocol):
@@ -230,6 +230,16 @@ class HttpError(Exception):
         self.status = status
         self.error = error
         self.headers = headers
+
+
+class BodySizeError(HttpError):
+    """A body that is larger than `limit`; `size` is None if only its unpacked form is."""
+
+    def __init__(self, limit: SizeLimit, size: int | None) -> None:
+        text = f"the request is larger than {limit.key} ({limit.size} bytes)"
+        super().__init__(413, TooLargeError(text))
+        self.limit = limit
+        self.size = size
 
 
 def not_allowed(method: str, allowed: bytes) -> HttpError:

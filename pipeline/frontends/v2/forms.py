@@ -58,7 +58,7 @@ class RequestForm:
         self.id: str = request.id
         self.asked: InferRequest = msgspec.structs.replace(request, inputs={})
         slots = fitted.interface.outputs or ()
-        names = tuple(dict.fromkeys(fitted.wanted or [slot.name for slot in slots]))
+        names = tuple(fitted.wanted or [slot.name for slot in slots])
         self.answers: AnswerForms = AnswerForms(names, codec.outputs_of)
         self.collector: ConvoyCollector | None = None
         self.info: RequestInfo = NO_INFO

@@ -261,5 +261,5 @@ def _wants_ready(body: bytes) -> bool:
     """Return `ready` of a request for the index: an empty body, or `{"ready": true}`."""
     only_ready = json_object(body, "index").get("ready", False)
     if not isinstance(only_ready, bool):
-        raise invalid('the index request must be a JSON object; its "ready" is true or false')
+        raise invalid("Invalid value for 'ready': expected a boolean")
     return only_ready

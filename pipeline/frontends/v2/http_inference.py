@@ -13,13 +13,15 @@ import orjson
 
 from pipeline.engine.offload import Offload
 from pipeline.engine.request import RequestHandle, ResponseSink
-from pipeline.errors import PackageError, PipelineError, TooLargeError
+from pipeline.errors import PackageError, PipelineError
 from pipeline.frontends.http.routes import (
     JSON,
     TEXT,
+    BodySizeError,
     HandOverError,
     HttpError,
     LaneReply,
+    SizeLimit,
     WebRequest,
     WebResponse,
     WebStream,
@@ -112,9 +114,7 @@ class HttpInference:
         except (HttpError, PipelineError, V2Error) as error:
             return failure(error, TEXT)  # in Triton it comes before a handler has begun
         json_bytes = len(body) if length is None else min(length, len(body))
-        if json_bytes > self.limits.json_bytes:
-            text = f"the request's JSON is larger than max_json_bytes ({self.limits.json_bytes}"
-            raise TooLargeError(f"{text} bytes): send tensors as binary data")
+        self._check_json(json_bytes)
         read = partial(
             read_request,
             body,
@@ -141,6 +141,11 @@ class HttpInference:
         write = partial(reply_of, response, binary, encoding, self.limits)
         return (await self.offload.run(write, left_s))[0]
 
+    def _check_json(self, size: int) -> None:
+        """Raise BodySizeError for too many bytes of JSON."""
+        if size > self.limits.json_bytes:
+            raise SizeLimit("max_json_bytes", self.limits.json_bytes).passed(size)
+
     async def generate(self, model_request: ModelRequest) -> WebResponse:
         async with aclosing(await self._generated(model_request)) as answers:
             body = await anext(answers, None)
@@ -165,11 +170,7 @@ class HttpInference:
             model_request.name, model_request.version
         )  # 404 without reading
         body, left_s = await web.read(), web.timeout_s
-        if len(body) > (most := self.limits.json_bytes):
-            raise TooLargeError(
-                f"request JSON size of {len(body)} bytes exceeds the maximum allowed input size of "
-                f"{most} bytes (max_json_bytes)"
-            )
+        self._check_json(len(body))
         read = partial(
             read_generate, body, model_request.name, model_request.version, interface, self.limits
         )
@@ -304,6 +305,8 @@ async def _events(
 
 def failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JSON) -> WebResponse:
     """Return the answer to a request that ended in an error."""
+    if isinstance(error, BodySizeError):
+        return failed(400, _too_large(error), error.headers, content_type)
     if isinstance(error, HttpError):  # of reading the body
         status = 501 if error.status == 415 else error.status  # as Triton says it
         return failed(status, str(error), error.headers, content_type)
@@ -311,6 +314,19 @@ def failure(error: HttpError | PipelineError | V2Error, content_type: bytes = JS
     after_s = refusal.retry_after_s
     headers = () if after_s is None else ((b"retry-after", b"%d" % after_s),)
     return failed(refusal.kind.http_status, str(refusal), headers, content_type)
+
+
+def _too_large(error: BodySizeError) -> str:
+    """Return Triton's text for a body above a limit, and the limit's key here."""
+    key, most = error.limit
+    if error.size is None:
+        text = f"Decompressed data size exceeds the maximum allowed value of {most} bytes."
+    else:
+        text = (
+            f"request JSON size of {error.size} bytes exceeds the maximum allowed input size of "
+            f"{most} bytes."
+        )
+    return f"{text} Use --http-max-input-size to increase the limit. In config.yml it is {key}."
 
 
 def failed(

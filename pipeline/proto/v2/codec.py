@@ -178,7 +178,8 @@ def request_from_message(
     Raises PackageError, with the name of the tensor or parameter, for a request that violates the
     protocol or needs an unsupported extension; TooLargeError for more text than `limits` allow.
     """
-    refuse_twice([tensor.name for tensor in message.inputs], message.id)
+    refuse_twice("input", [tensor.name for tensor in message.inputs], message.id)
+    refuse_twice("output", [output.name for output in message.outputs], message.id)
     shared = _shared_inputs(message.inputs)
     outputs = [
         requested_output(output.name, _from_parameters(output.parameters))
@@ -311,13 +312,13 @@ def shared_place(what: str, parameters: Mapping[str, Any]) -> SharedPlace | None
     return SharedPlace(region, offset, size)
 
 
-def refuse_twice(inputs: Iterable[str], request_id: str) -> None:
-    """Raise PackageError if two inputs have one name."""
+def refuse_twice(kind: str, names: Iterable[str], request_id: str) -> None:
+    """Raise PackageError if two inputs, or two outputs, have one name."""
     seen: set[str] = set()
-    for name in inputs:
+    for name in names:
         if name in seen:
             raise PackageError(
-                f"{about_request(request_id)}input '{name}' already exists in request"
+                f"{about_request(request_id)}{kind} '{name}' already exists in request"
             )
         seen.add(name)
 

@@ -127,7 +127,7 @@ def read_request(
         id=request_id,
         parameters={name: parameters[name] for name in parameters if name != _BINARY},
         inputs=inputs,
-        outputs=_outputs(fields),
+        outputs=_outputs(fields, request_id),
         shared=shared,
         wants_binary=parameters.get(_BINARY) is True,
     )
@@ -252,7 +252,7 @@ def _inputs(
         except PackageError as error:
             kind = TooLargeError if isinstance(error, TooLargeError) else PackageError
             raise kind(f"input {name!r}: {error}") from None
-    refuse_twice(names, model_and_id[1])
+    refuse_twice("input", names, model_and_id[1])
     if tail.data:
         raise PackageError(
             f"unexpected additional input data for model '{tail.model}': {len(tail.data)} bytes of "
@@ -301,7 +301,7 @@ def _input(
     return raw_to_array(datatype, shape, tail.take(name, size), limits, tail.stays)
 
 
-def _outputs(fields: dict[str, Any]) -> list[RequestedOutput]:
+def _outputs(fields: dict[str, Any], request_id: str) -> list[RequestedOutput]:
     outputs: list[RequestedOutput] = []
     if "outputs" not in fields:
         return outputs
@@ -311,6 +311,7 @@ def _outputs(fields: dict[str, Any]) -> list[RequestedOutput]:
         output = requested_output(_text(asked, "name", where), _parameters(asked, where))
         _check_bool(output.parameters, "binary_data", where)
         outputs.append(output)
+    refuse_twice("output", [output.name for output in outputs], request_id)
     return outputs
 
 

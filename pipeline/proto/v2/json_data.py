@@ -17,7 +17,9 @@ from pipeline.proto.slices import SLICE, Limits, sliced
 from pipeline.proto.v2.raw import (
     BYTES,
     DATATYPES,
+    MOST,
     Array,
+    UnfilledError,
     datatype_of,
     known_dtype,
     object_array,
@@ -66,6 +68,12 @@ def data_to_array(
     """
     dtype = known_dtype(datatype)
     size = size_of(shape)
+    if size > MOST // dtype.itemsize:
+        text = (
+            f"element count ({size}) * data type size ({dtype.itemsize}) exceeds maximum allowed "
+            f"size ({MOST})"
+        )
+        raise UnfilledError(text, f"byte size overflow for input {{input}}: {text}")
     is_text = dtype == BYTES
     if is_text:
         (limits or Limits()).check_texts(size)

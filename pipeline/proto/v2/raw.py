@@ -48,6 +48,9 @@ DATATYPES: MappingProxyType[str, np.dtype[Any]] = MappingProxyType(
 _NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 _LENGTH = struct.Struct("<I")  # the length before each BYTES element in raw form
 _MAX_LENGTH = 2**32 - 1
+MOST = 2**63 - 1
+"""Maximum number of a tensor's elements, and of its bytes, in Triton."""
+
 _NUMBERS = (np.ndarray, np.generic, int, float)
 _FEW = 64  # so few elements are quicker one by one
 
@@ -108,7 +111,8 @@ class UnfilledError(PackageError):
 
     Args:
         text: the text for any tensor.
-        pattern: Triton's text for a model's input; `{}` stands for the names of input and model.
+        pattern: Triton's text for a model's input; `{}` stands for the names of input and model,
+            `{input}` for the first.
     """
 
     def __init__(self, text: str, pattern: str) -> None:
@@ -118,6 +122,7 @@ class UnfilledError(PackageError):
     def of_input(self, name: str, model: str, request_id: str) -> PackageError:
         """Return the error for an input of a request, with Triton's text."""
         text = self._told.replace("{}", f"'{name}' for model '{model}'", 1)
+        text = text.replace("{input}", f"'{name}'", 1)
         return PackageError(f"{about_request(request_id)}{text}")
 
 
@@ -244,12 +249,19 @@ def size_of(shape: Sequence[int]) -> int:
     if any(size < 0 for size in shape):
         raise PackageError(f"shape {list(shape)} has a negative dimension")
     size = math.prod(shape)
+    if size > MOST:
+        text = f"shape {_shown(shape)} causes total element count to exceed maximum size of {MOST}"
+        raise UnfilledError(text, f"invalid shape for input {{input}}: {text}")
     if not size:
         try:
             check_empty_rows(shape)
         except ValueError as error:
             raise PackageError(str(error)) from None
     return size
+
+
+def _shown(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(str, shape))}]"
 
 
 def shaped(flat: Array, shape: Sequence[int]) -> Array:

@@ -40,6 +40,19 @@ def test_the_defaults_are_tritons(said):
 
 
 @pytest.mark.parametrize(
+    ("flags", "json_bytes", "message_bytes"),
+    [
+        ((), 64 * 2**20, 256 * 2**20),
+        (("--http-max-input-size=1000",), 1000, 256 * 2**20),
+        ((f"--http-max-input-size={2**29}",), 2**29, 2**29),
+    ],
+)
+def test_the_size_of_inputs_is_that_of_json(said, flags, json_bytes, message_bytes):
+    server = said(*flags).server
+    assert (server["max_json_bytes"], server["max_message_bytes"]) == (json_bytes, message_bytes)
+
+
+@pytest.mark.parametrize(
     ("flags", "edge", "over_http"),
     [
         ((), "auto", "embedded"),
@@ -106,6 +119,7 @@ def test_flags_that_change_nothing_are_read(said):
     ("flags", "text"),
     [
         (["--nonsense=1"], "unknown: --nonsense=1"),
+        (["--http-max-input-size=0"], "--http-max-input-size must be greater than 0."),
         (["--grpc-use-ssl", "true"], "--grpc-use-ssl: there is no TLS"),
         (["--trace-config", "level=FULL"], "invalid value for trace level option: FULL"),
     ],

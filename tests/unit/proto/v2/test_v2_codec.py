@@ -174,7 +174,7 @@ def test_what_the_protocol_cannot_carry_is_refused_by_name(array: np.ndarray, to
         ("FP32", (1,) * 65, b"\x00" * 4, "65 dimensions are more than"),
         ("FP32", (0, 2**62, 2**62), b"", "no array has the shape"),
         ("FP32", (2**11, 2**10, 0), b"", "has 2097152 rows without elements"),
-        ("FP32", (2**62, 2**62), b"", "takes"),
+        ("FP32", (2**62, 2**62), b"", "causes total element count to exceed"),
         ("STRING", (1,), b"", "datatype 'STRING' is not one of BOOL, "),
         ("BYTES", (2,), b"\x01\x00\x00\x00a", "1 elements of BYTES came, but its shape has 2"),
         ("BYTES", (2**40,), b"", "0 elements of BYTES came"),

@@ -313,7 +313,16 @@ WRONG_TENSORS = [
     (tensor(shape=[1] * 99), "99 dimensions are more than"),
     (tensor(shape=[0, 2**62, 2**62], data=[]), "no array has the shape"),
     (tensor(shape=[2**40, 0], data=[]), "rows without elements"),
-    (tensor(shape=[2**40, 2**40]), "but 'data' holds 2"),
+    (
+        tensor(shape=[2**40, 2**40]),
+        "invalid shape for input 'x': shape [1099511627776,1099511627776] causes total element "
+        "count to exceed maximum size of 9223372036854775807",
+    ),
+    (
+        tensor(shape=[2**62], datatype="FP32"),
+        "byte size overflow for input 'x': element count (4611686018427387904) * data type size "
+        "(4) exceeds maximum allowed size (9223372036854775807)",
+    ),
     (tensor(shape=[3]), "INT32 of shape [3] has 3 elements, but 'data' holds 2"),
     (tensor(data=...), "But no field is set: it has no 'data'"),
     (tensor(data="12"), "'data' of it must be a list, not \"12\""),
@@ -409,11 +418,10 @@ def test_data_alone_that_do_not_fill_their_shape_are_refused_in_tritons_words():
     assert str(caught.value).startswith(f"[request id: <id_unknown>] {words}")
 
 
-def test_an_output_that_is_asked_for_twice_is_one():
+def test_an_output_that_is_asked_for_twice_is_refused():
     body = {"inputs": [tensor()], "outputs": [{"name": "y"}, {"name": "z"}, {"name": "y"}]}
-    request = read_request(json.dumps(body).encode())
-    assert [output.name for output in request.outputs] == ["y", "z", "y"]
-    assert binary_names(request, ["y", "z"]) == set()
+    with pytest.raises(PackageError, match="id_unknown>] output 'y' already exists in request"):
+        read_request(json.dumps(body).encode())
 
 
 WRONG_REQUESTS = [
