@@ -255,12 +255,9 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
         "rpc_port": options.grpc_port if options.allow_grpc else 0,
         "reuse_port": options.reuse_http_port or options.reuse_grpc_port,
         **_doors(options),
+        **_sizes(options.http_max_input_size),
     }
     ports: dict[Any, bool] = {"http_port": options.allow_http, "rpc_port": options.allow_grpc}
-    if options.http_max_input_size <= 0:
-        raise ConfigError("--http-max-input-size must be greater than 0.")
-    server["max_json_bytes"] = options.http_max_input_size
-    server["max_message_bytes"] = max(Limits().message_bytes, options.http_max_input_size)
     server["cache"] = cache_settings(options.cache_config, options.response_cache_byte_size)
     resources = list(map(resource_of, options.rate_limit_resource))
     server["rate_limit"] = {"mode": options.rate_limit, "resources": resources}
@@ -316,6 +313,14 @@ def _doors(options: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("--replicas: they need the gateway in front of them, see --edge")
     gateway = {"edge": "gateway", "http_server": "gateway"}
     return {**gateway, "build_dag_each_worker": True, "worker_num": options.replicas}
+
+
+def _sizes(json_bytes: int) -> dict[str, int]:
+    """Return limits of sizes, as in Triton above all for JSON. Raises ConfigError."""
+    if json_bytes <= 0:
+        raise ConfigError("--http-max-input-size must be greater than 0.")
+    most = max(Limits().message_bytes, json_bytes)
+    return {"max_json_bytes": json_bytes, "max_message_bytes": most}
 
 
 def _grouped(pattern: str) -> str:
