@@ -41,24 +41,24 @@ class Played:
         return seconds_over(self.seen, self.now, ahead, time_left_s)
 
 
-def test_nobody_is_refused_before_anything_was_seen():
+def test_without_measurements_no_request_is_refused():
     assert seconds_over(Throughput(), 5.0, 10_000, 0.001) is None
 
 
-def test_who_comes_behind_too_many_is_over_by_what_it_would_take_longer():
+def test_a_request_behind_too_many_is_refused_with_the_seconds_that_are_missing():
     played = Played().serve(1.0, 100)
     assert played.over(ahead=150) is None
     assert played.over(ahead=299) == pytest.approx(3.0 - 0.9 * 2.0, abs=0.1)
 
 
-def test_a_queue_that_stays_is_kept_short():
+def test_a_persistent_queue_is_limited():
     played = Played().serve(1.9, 100)
     assert played.over(ahead=100) is None, "a burst, of which all can be in time"
     assert played.serve(0.3, 100).over(ahead=100) is not None
     assert played.over(ahead=70) is None
 
 
-def test_what_is_measured_is_what_gets_through_while_more_wait():
+def test_the_rate_is_measured_while_requests_wait():
     played = Played().serve(1.0, 100)
     played.look(is_backed_up=False)
     played.now += 0.5
@@ -67,13 +67,13 @@ def test_what_is_measured_is_what_gets_through_while_more_wait():
     assert played.over(ahead=500) is not None
 
 
-def test_nobody_is_refused_while_all_can_be_begun():
+def test_no_request_is_refused_while_all_can_start():
     played = Played().serve(1.0, 100)
     played.look(is_backed_up=False)
     assert played.over(ahead=500) is None
 
 
-def test_what_was_seen_long_ago_refuses_nobody():
+def test_an_old_measurement_refuses_no_request():
     played = Played().serve(1.0, 100)
     played.look(is_backed_up=False)
     played.now += 60
@@ -82,7 +82,7 @@ def test_what_was_seen_long_ago_refuses_nobody():
     assert played.serve(0.15, 100).over(ahead=10_000) is not None, "but what is seen now does"
 
 
-def test_a_slow_first_answer_says_nothing_of_those_behind_it():
+def test_a_slow_first_answer_does_not_refuse_the_requests_behind_it():
     played = Played(turn_s=5.0)
     played.now = 5.0
     played.seen.served()
@@ -91,26 +91,26 @@ def test_a_slow_first_answer_says_nothing_of_those_behind_it():
     assert played.serve(0.05, 1000).over(ahead=50) is None, "nor when a few more have come"
 
 
-def test_a_service_that_became_faster_is_known_at_once():
+def test_a_faster_service_is_measured_at_once():
     played = Played().serve(5.0, 100)
     assert played.over(ahead=300) is not None
     assert played.serve(0.1, 2000).over(ahead=300) is None
 
 
-def test_a_service_that_became_slower_is_known_soon():
+def test_a_slower_service_is_measured_soon():
     played = Played().serve(5.0, 1000)
     assert played.over(ahead=300) is None
     assert played.serve(3.0, 10).over(ahead=300) is not None
 
 
-def test_a_service_that_stands_still_refuses_more_and_more():
+def test_a_stalled_service_refuses_more_requests_with_time():
     played = Played().serve(5.0, 1000)
     assert played.over(ahead=300) is None
     played.now += 5.0
     assert played.over(ahead=300) is not None
 
 
-def test_a_slow_turn_refuses_nobody_who_has_time_for_it():
+def test_a_slow_run_does_not_refuse_requests_with_enough_time():
     played = Played().serve(5.0, 20)
     played.now += 20.0
     assert played.over(ahead=30, time_left_s=60.0) is None
@@ -121,14 +121,14 @@ def test_a_slow_turn_refuses_nobody_who_has_time_for_it():
 
 
 @pytest.mark.parametrize("silent_s", [100.0, 600.0, 1e6])
-def test_nobody_is_told_to_come_back_after_ages(silent_s):
+def test_the_advised_delay_has_a_maximum(silent_s):
     played = Played().serve(5.0, 20)
     played.now += silent_s
     assert played.over(ahead=30, time_left_s=10.0) == 60.0
 
 
 @pytest.mark.parametrize(("turn_s", "at_once"), [(2.0, 64), (0.5, 16)])
-def test_batches_are_answered_many_at_a_time_and_that_is_no_hurry(turn_s, at_once):
+def test_answers_in_batches_do_not_distort_the_rate(turn_s, at_once):
     played = Played(turn_s)
     for _ in range(20):
         played.serve(turn_s, at_once / turn_s, at_once)
@@ -138,21 +138,21 @@ def test_batches_are_answered_many_at_a_time_and_that_is_no_hurry(turn_s, at_onc
     assert played.seen.per_s >= 0.5 * at_once / turn_s, "just before the next one"
 
 
-def test_a_request_is_late_at_half_of_its_time_or_when_less_is_left_than_a_turn_takes():
+def test_a_request_is_late_at_half_of_its_time_or_within_a_run_of_its_deadline():
     assert [is_late(now, 10.0, 12.0) for now in (10.99, 11.0)] == [False, True]
     assert [is_late(now, 10.0, 12.0, span_s=1.5) for now in (10.4, 10.5)] == [False, True]
 
 
-def test_a_refusal_is_gone_as_soon_as_it_is_told():
+def test_a_refusal_is_released_as_soon_as_it_is_raised():
     door: Any = SimpleNamespace(rejected=0)
     gc.disable()  # what its traceback has, such as a body, would wait for it
     try:
         error = OverloadedError("as asked")
-        kept = weakref.ref(error)
+        reference = weakref.ref(error)
         with pytest.raises(OverloadedError) as raised:
             AdmissionController.refuse(door, error)
         del error, raised
-        assert kept() is None
+        assert reference() is None
         assert door.rejected == 1
     finally:
         gc.enable()
@@ -169,7 +169,7 @@ def waiting(controller: AdmissionController) -> int:
         controller.queued += 1
 
 
-def test_those_who_share_a_queue_have_a_part_each_and_never_more_than_all():
+def test_controllers_that_share_a_queue_have_a_share_each():
     queue = SharedQueue(80, 2)
     one, two = (SharingController(1, queue, lambda request: None, lambda: 0.0) for _ in range(2))
     assert waiting(one) == 60, "a quarter of it is the other's"

@@ -76,7 +76,7 @@ def none_seen():
 
 
 @virtual
-async def test_an_op_is_asked_once_for_equal_requests():
+async def test_an_op_runs_once_for_equal_requests():
     first = Counts("first", [RequestOp()])
     async with engine(Tag("last", [first]), local(), **kept("first")) as there:
         said = [await asked(there, path="a"), await asked(there, path="a")]
@@ -86,16 +86,16 @@ async def test_an_op_is_asked_once_for_equal_requests():
 
 
 @virtual
-async def test_a_whole_graph_is_asked_once_for_equal_requests():
+async def test_a_whole_graph_runs_once_for_equal_requests():
     async with engine(Counts("only", [RequestOp()]), local(), response_cache=True) as there:
         assert await asked(there, path="a") == await asked(there, path="a")
         assert Counts.seen == 1
         there.journal.flush()
-        assert [each["outcome"] for each in there.requests] == [0, 0]
+        assert [request["outcome"] for request in there.requests] == [0, 0]
 
 
 @virtual
-async def test_statistics_tell_hits_from_executions():
+async def test_statistics_separate_hits_from_executions():
     counted = Statistics("svc", ["first"])
     there = engine(Counts("first", [RequestOp()]), local(), **kept("first"))
     there.journal.sinks.append(counted)
@@ -111,7 +111,7 @@ async def test_statistics_tell_hits_from_executions():
 
 
 @virtual
-async def test_a_cache_that_takes_its_time_holds_nobody_else_up():
+async def test_a_slow_cache_does_not_delay_other_requests():
     cache = SlowCache()
     first = Counts("first", [RequestOp()])
     async with engine(first, ServerCache("slow", cache), **kept("first")) as there:
@@ -126,7 +126,7 @@ async def test_a_cache_that_takes_its_time_holds_nobody_else_up():
 
 
 @virtual
-async def test_a_request_that_is_over_before_it_was_looked_up_comes_to_no_worker():
+async def test_a_request_that_ends_before_its_lookup_reaches_no_worker():
     cache = SlowCache()
     first = Counts("first", [RequestOp()])
     for whole in (False, True):
@@ -154,7 +154,7 @@ async def test_a_cache_that_fails_is_a_miss_and_is_logged_once(caplog):
             await settle()
         assert Counts.seen == 3
         assert server.failures == 6
-        assert [each.message.split(" key")[0] for each in caplog.records] == [
+        assert [record.message.split(" key")[0] for record in caplog.records] == [
             "Failed to look up",
             "Failed to insert",
         ]
@@ -181,7 +181,7 @@ class Adds(Op):
 
 @pytest.mark.parametrize("config", [kept("large"), {"response_cache": True}])
 @on_loop
-async def test_a_large_answer_is_kept_as_its_op_gave_it(config):
+async def test_a_large_answer_is_cached_as_its_op_returned_it(config):
     large = Large("large", [RequestOp()])
     last = Adds("adds", [large]) if "op" in config else large
     server = local()
@@ -202,13 +202,13 @@ class Parts(Op):
 
 
 @virtual
-async def test_answers_in_parts_are_not_kept():
+async def test_answers_in_parts_are_not_cached():
     with pytest.raises(GraphError, match="response_cache keeps no parts"):
         engine(Parts("parts", [RequestOp()]), local(), **kept("parts"))
 
 
 @virtual
-async def test_an_answer_that_is_an_error_is_not_kept():
+async def test_an_error_is_not_cached():
     class Fails(Op):
         def preprocess(self, input_dicts, data_id, log_id):
             Counts.seen += 1

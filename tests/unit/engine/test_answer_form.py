@@ -26,14 +26,14 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}")
-def test_an_array_comes_back_as_it_was_and_may_be_changed(array):
+def test_an_array_returns_unchanged_and_writable(array):
     found = unpacked(packed({"y": array}))["y"]
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     assert np.array_equal(found, array)
     assert found.flags.writeable
 
 
-def test_plain_data_comes_back_as_it_was():
+def test_plain_data_returns_unchanged():
     answer = {"text": "é", "bytes": b"\0", "n": 5, "x": 1.5, "no": None, "l": [1, {"a": [True]}]}
     assert unpacked(packed(answer)) == answer
 
@@ -42,12 +42,12 @@ def test_plain_data_comes_back_as_it_was():
     "value",
     [object(), (1, 2), {1: 2}, 2**70, np.array([1, "a"], object), np.zeros(2, [("a", "i4")])],
 )
-def test_there_are_no_bytes_for_objects(value):
+def test_objects_have_no_packed_form(value):
     with pytest.raises(NoFormError):
         packed({"y": value})
 
 
-def test_errors_and_routes_are_no_answers():
+def test_errors_and_routes_have_no_packed_form():
     assert has_form({"y": 1})
     assert not has_form(InputError("no"))
     assert not has_form(Goto({"y": 1}, "there"))
@@ -64,7 +64,7 @@ def test_errors_and_routes_are_no_answers():
         packed({"y": np.arange(9)}).replace(b"<i8", b"|O8"),
     ],
 )
-def test_bytes_that_are_no_answer_are_refused(value):
+def test_invalid_packed_bytes_are_refused(value):
     with pytest.raises(ValueError):
         unpacked(value)
 
@@ -79,7 +79,7 @@ def test_the_order_of_inputs_does_not_matter():
     assert key({"op": {"a": a, "b": b}}) == key({"op": {"b": b, "a": a}})
 
 
-def test_whatever_tells_requests_apart_is_in_the_key():
+def test_a_key_differs_for_each_difference_of_requests():
     zeros = np.zeros((2, 2), np.int32)
     keys = [
         key({"a": zeros}),
@@ -100,6 +100,6 @@ def test_whatever_tells_requests_apart_is_in_the_key():
     assert len(set(keys)) == len(keys)
 
 
-def test_views_have_the_keys_of_what_they_show():
+def test_the_key_of_a_view_equals_that_of_its_copy():
     grid = np.arange(12).reshape(3, 4)
     assert key({"a": grid[:, ::2]}) == key({"a": grid[:, ::2].copy()})

@@ -107,7 +107,7 @@ def test_a_batch_is_one_call_and_everybody_gets_the_own_rows():
     assert bound.op.calls == [4]
 
 
-def test_a_call_is_noted_with_all_its_requests_where_logs_say_so():
+def test_a_call_is_noted_with_all_its_requests_for_logs():
     noted = []
 
     class Looks(Model):
@@ -121,7 +121,7 @@ def test_a_call_is_noted_with_all_its_requests_where_logs_say_so():
     assert noted == [Running("m", "process", (0, 1))]
 
 
-def test_samples_of_other_shapes_run_as_groups_and_nobody_fails():
+def test_samples_of_different_shapes_run_as_groups_without_errors():
     bound = bind(Model("m"))
     wide = {"x": np.zeros((1, 3), np.float32)}
     outcomes = run(bound, samples(rows(1), wide, rows(2)))
@@ -247,7 +247,7 @@ def test_an_op_without_model_hands_any_object_on():
 
 
 @pytest.mark.parametrize("data", [[{"a": 1}], "text", 7, [], iter("abc")])
-def test_what_is_no_dict_is_not_dropped_where_no_postprocess_reads_it(data):
+def test_data_other_than_a_dict_is_an_error_without_a_postprocess(data):
     class Returns(Op):
         def preprocess(self, input_dicts):
             return data if input_dicts["read"] else {"good": 1}
@@ -259,7 +259,7 @@ def test_what_is_no_dict_is_not_dropped_where_no_postprocess_reads_it(data):
 
 
 @pytest.mark.parametrize("result", [[1, 2], "text", 7, np.zeros(2), ({}, 0), (x for x in "abc")])
-def test_a_result_that_is_no_dict_is_an_error_of_its_request_alone(result):
+def test_a_result_other_than_a_dict_fails_its_request_only(result):
     class Returns(Model):
         postprocess = Op.postprocess
 
@@ -274,7 +274,7 @@ def test_a_result_that_is_no_dict_is_an_error_of_its_request_alone(result):
     assert expected in str(bad)
 
 
-def test_a_postprocess_of_the_users_may_be_given_any_result():
+def test_a_custom_postprocess_receives_any_result():
     class Lists(Model):
         def process(self, feed_batch, typical_logid):
             return list(feed_batch[0]["x"])
@@ -297,7 +297,7 @@ def test_a_mini_batch_needs_a_postprocess():
     assert "write a postprocess" in str(outcome)
 
 
-def test_a_request_for_process_alone_gets_no_result_that_is_no_dict():
+def test_a_request_of_process_only_gets_an_error_for_a_result_other_than_a_dict():
     class Lists(Model):
         def process(self, feed_batch, typical_logid):
             return list(feed_batch[0]["x"])
@@ -306,7 +306,7 @@ def test_a_request_for_process_alone_gets_no_result_that_is_no_dict():
     assert "Op 'm': process returned list" in str(outcome)
 
 
-def test_what_is_neither_dict_nor_list_cannot_be_processed():
+def test_data_other_than_dict_or_list_cannot_be_processed():
     class Wrong(Model):
         def preprocess(self, input_dicts, data_id, log_id):
             return ("text" if data_id else rows(1)), False, None, ""
@@ -329,7 +329,7 @@ def test_what_is_neither_dict_nor_list_cannot_be_processed():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_a_stage_raises_is_that_requests_error(stage, error, code):
+def test_an_exception_of_a_stage_is_the_error_of_its_request(stage, error, code):
     def raises(self, *args):
         raise error
 
@@ -366,7 +366,7 @@ class CodelessProduct(ProductError):
 
 @pytest.mark.parametrize("stage", ["preprocess", "process", "postprocess"])
 @pytest.mark.parametrize("error", [Speechless(), SpeechlessProduct(77), CodelessProduct(77, "x")])
-def test_an_exception_that_tells_nothing_fails_its_own_request_only(stage, error):
+def test_an_exception_without_text_fails_its_own_request_only(stage, error):
     def raises(self, given, *more):
         values = given[0] if isinstance(given, list) else given["read"]
         if (values["x"] == 9).any():
@@ -381,7 +381,7 @@ def test_an_exception_that_tells_nothing_fails_its_own_request_only(stage, error
     assert isinstance(str(bad), str)
 
 
-def test_a_sample_finds_what_it_stored_also_where_that_was_there_before():
+def test_a_sample_reads_its_own_attributes_when_the_value_is_unchanged():
     """What a preprocess sets to the very object that is there is its own all the same."""
 
     class Keeps(Model):
@@ -400,7 +400,7 @@ def test_a_sample_finds_what_it_stored_also_where_that_was_there_before():
     assert [outcome["language"] for outcome in outcomes] == ["en", "fr`", "en`"]
 
 
-def test_a_sample_finds_what_it_stored_also_if_the_next_one_failed_after_storing_its_own():
+def test_a_sample_reads_its_own_attributes_after_the_next_one_failed():
     class Keeps(Model):
         def preprocess(self, input_dicts, data_id, log_id):
             self.language = input_dicts["read"]["language"]
@@ -418,7 +418,7 @@ def test_a_sample_finds_what_it_stored_also_if_the_next_one_failed_after_storing
     assert isinstance(second, UserCodeError)
 
 
-def test_every_sample_of_a_batch_finds_what_its_own_preprocess_stored():
+def test_each_sample_of_a_batch_reads_attributes_of_its_own_preprocess():
     class Keeps(Model):
         def preprocess(self, input_dicts, data_id, log_id):
             self.raw_im = data_id
@@ -451,7 +451,7 @@ def test_samples_that_are_over_are_not_touched():
     assert bound.op.calls == [1]
 
 
-def test_a_resumed_run_keeps_what_is_done_and_does_not_prepare_again():
+def test_a_resumed_run_retains_results_and_does_not_preprocess_again():
     class Twice(Model):
         def preprocess(self, input_dicts, data_id, log_id):
             self.prepared = getattr(self, "prepared", 0) + 1
@@ -469,7 +469,7 @@ def test_a_resumed_run_keeps_what_is_done_and_does_not_prepare_again():
     assert [outcome["y"].shape for outcome in second.outcomes] == [(1,), (1, 2)]
 
 
-def test_a_lone_sample_that_another_worker_goes_on_with_finds_what_it_stored():
+def test_a_single_sample_resumed_by_another_worker_reads_its_attributes():
     class Keeps(Model):
         def preprocess(self, input_dicts, data_id, log_id):
             self.language = input_dicts["read"]["language"]
@@ -501,7 +501,7 @@ def test_a_resumed_run_without_attempts_left_fails_the_hung_call_only():
     assert "exceeded retry count" in str(second.outcomes[1])
 
 
-def test_a_merged_call_that_hung_is_tried_again_one_sample_at_a_time():
+def test_a_merged_call_that_hung_is_repeated_one_sample_at_a_time():
     """Only the sample that is to blame hangs again; what it has used up counts for each."""
 
     bound = bind(Model("m"))
@@ -536,7 +536,7 @@ def test_a_call_that_hung_has_all_attempts_that_are_configured():
     assert run.outcomes[0]["y"].tolist() == [2]
 
 
-def test_a_run_that_was_given_up_does_nothing_more_when_its_call_returns():
+def test_a_run_that_was_given_up_stops_after_its_call():
     bound = bind(Model("m"))
     given_up = BatchRun(samples(rows(1), {"x": np.zeros((1, 2), np.float32)}))
 
@@ -606,7 +606,7 @@ def test_executions_get_no_more_samples_than_the_op_takes():
     assert [len(outcome["y"]) for outcome in outcomes] == [3, 3, 3, 8, 1]
 
 
-def test_a_request_that_alone_brings_too_many_samples_is_refused_in_tritons_words():
+def test_a_request_with_too_many_samples_is_refused_with_tritons_message():
     bound = bind(Bounded("m"))
     good, bad, listed = run(
         bound, samples(rows(1, 2), rows(*range(9)), [rows(1), rows(*range(10))])
@@ -618,7 +618,7 @@ def test_a_request_that_alone_brings_too_many_samples_is_refused_in_tritons_word
     assert bound.op.calls == [2]
 
 
-def test_of_requests_that_run_one_by_one_each_is_told_that_is_not_skipped():
+def test_each_request_that_runs_alone_is_reported_if_it_is_not_skipped():
     class Each(Bounded):
         pipeline_merges = False
 
@@ -634,7 +634,7 @@ def test_of_requests_that_run_one_by_one_each_is_told_that_is_not_skipped():
     assert told == [0, 3]
 
 
-def test_a_number_of_that_name_that_bounds_no_model_is_the_users_own():
+def test_a_max_batch_size_of_a_users_class_does_not_bound_calls():
     class Own(Model):
         max_batch_size = 2
 
@@ -643,7 +643,7 @@ def test_a_number_of_that_name_that_bounds_no_model_is_the_users_own():
     assert bound.op.calls == [4]
 
 
-def test_what_a_model_is_fed_is_bounded_by_what_is_announced_of_it():
+def test_calls_are_bounded_by_the_announced_batch_size():
     bound = bind(Model("m"), batch_size=6)
     batch = [Sample(index, rows(1, 2, 3), is_feed=True) for index in range(3)]
     run(bound, batch)
@@ -663,13 +663,13 @@ def test_a_batch_in_one_call_is_one_execution():
     assert ran_together(bound, samples(rows(1), rows(2))) == [([0, 1], 0, 1, 2, 3)]
 
 
-def test_a_batch_in_several_calls_is_as_many_executions_one_after_the_other():
+def test_a_batch_in_several_calls_has_as_many_executions_in_a_row():
     bound = bind(Bounded("m"))
     batch = samples(*(rows(*[1] * count) for count in (5, 5, 3)))
     assert ran_together(bound, batch) == [([0], 0, 1, 2, 2), ([1, 2], 2, 2, 4, 5)]
 
 
-def test_what_is_not_in_a_call_is_in_no_execution_of_the_others():
+def test_a_sample_without_a_call_is_in_no_execution_of_the_others():
     class Skips(Bounded):
         def preprocess(self, input_dicts, data_id, log_id):
             return input_dicts["read"], input_dicts["read"]["x"][0] == 0, None, ""
@@ -679,7 +679,7 @@ def test_what_is_not_in_a_call_is_in_no_execution_of_the_others():
     assert ran_together(bound, batch) == [([1, 2], 0, 0, 0, 0), ([0, 3], 0, 1, 2, 3)]
 
 
-def test_who_was_over_before_it_began_is_told_of_beside_executions():
+def test_a_sample_that_ended_before_the_run_is_reported_apart_from_executions():
     bound = bind(Bounded("m"))
     batch = samples(*(rows(*[1] * count) for count in (5, 5, 3)))
     batch[1].is_over = True
@@ -687,7 +687,7 @@ def test_who_was_over_before_it_began_is_told_of_beside_executions():
     assert sorted(index for indexes, *_ in told for index in indexes) == [0, 1, 2]
 
 
-def test_a_run_that_was_given_up_does_not_disturb_the_executions_of_the_one_that_goes_on():
+def test_a_run_that_was_given_up_does_not_change_executions_of_its_successor():
     bound = bind(Bounded("m"))
     first = BatchRun(samples(rows(*[1] * 5), rows(*[1] * 5)))
     first.prepare(bound, lambda: 0)
@@ -698,7 +698,7 @@ def test_a_run_that_was_given_up_does_not_disturb_the_executions_of_the_one_that
     assert len(second.execution_ends_ns) == 2
 
 
-def test_a_merged_call_that_is_taken_apart_is_an_execution_for_each_sample():
+def test_a_merged_call_that_is_split_has_an_execution_for_each_sample():
     bound = bind(Bounded("m"))
     assert ran_together(bound, samples(rows(1), rows(-1))) == [
         ([0], 0, 1, 2, 2),
@@ -713,7 +713,7 @@ def test_the_parts_of_a_mini_batch_are_one_execution():
 
 
 @pytest.mark.parametrize(("handed_ns", "began_ns"), [(0, 100), (60, 60), (130, 100)])
-def test_the_way_to_an_idle_process_is_part_of_the_execution(handed_ns, began_ns):
+def test_the_transfer_to_an_idle_process_belongs_to_the_execution(handed_ns, began_ns):
     made = BatchRun([], handed_ns=handed_ns)
     made.start_ns, made.preprocess_end_ns, made.process_end_ns, made.end_ns = 100, 110, 120, 130
     assert executions(made) == [(range(0), (began_ns, 110, 120, 130))]

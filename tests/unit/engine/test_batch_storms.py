@@ -32,7 +32,7 @@ def test_cases_on_a_virtual_clock_end_as_they_may():
     assert not found, "python -m fuzz.batches --seed SEED --cases 1 shows each again"
 
 
-def test_the_cases_have_what_they_are_for():
+def test_the_cases_cover_each_kind_of_answer():
     kinds, shapes = set(), 0
     for seed in range(_SEED, _SEED + _CASES):
         case = batch_cases.made_case(seed)
@@ -98,7 +98,7 @@ def _counts_of_rows(patch):
         _counts_of_rows,
     ],
 )
-def test_defects_that_are_put_back_are_found(monkeypatch, defect):
+def test_the_fuzzer_reports_restored_defects(monkeypatch, defect):
     defect(monkeypatch)
     seeds = range(_SEED, _SEED + _MOST_CASES)
     assert any(batches.run(batch_cases.made_case(seed)) for seed in seeds)

@@ -42,7 +42,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("form", PREPROCESS)
-def test_preprocess_of_every_arity_is_called_with_what_it_takes(form):
+def test_preprocess_is_called_with_the_arguments_of_its_signature(form):
     op = bound(type("X", (Op,), {"preprocess": PREPROCESS[form]}))
     data, skip = op.preprocess(IN, 7, 8)
     assert data["seen"] == EXPECTED[form]
@@ -83,7 +83,7 @@ def test_a_product_code_of_zero_counts_too():
     assert caught.value.code == 0
 
 
-def test_preprocess_that_returns_nothing_is_told_so():
+def test_preprocess_that_returns_none_is_an_error():
     op = bound(type("X", (Op,), {"preprocess": lambda self, i: None}))
     with pytest.raises(PayloadTypeError, match="preprocess returned None"):
         op.preprocess(IN, 0, 0)
@@ -106,7 +106,7 @@ POST_EXPECTED = {
 
 
 @pytest.mark.parametrize("form", POSTPROCESS)
-def test_postprocess_of_every_arity_is_called_with_what_it_takes(form):
+def test_postprocess_is_called_with_the_arguments_of_its_signature(form):
     op = bound(type("X", (Op,), {"postprocess": POSTPROCESS[form]}))
     assert op.postprocess(IN, "f", 7, 8)["seen"] == POST_EXPECTED[form]
 
@@ -137,7 +137,7 @@ def test_postprocess_should_return_a_dict():
         (({}, 1, 2, 3, 4), "a tuple of 5 values"),
     ],
 )
-def test_a_tuple_of_preprocess_that_is_none_of_the_shapes_is_named(returned, found):
+def test_an_invalid_tuple_of_preprocess_is_described(returned, found):
     op = bound(type("X", (Op,), {"preprocess": lambda self, i: returned}))
     with pytest.raises(PayloadTypeError, match=f"Op 'op': preprocess returned {found}"):
         op.preprocess(IN, 0, 0)
@@ -173,7 +173,7 @@ async def later():
     ("make", "found"),
     [(later, "coroutine"), (lambda: (x for x in "abc"), "generator")],
 )
-def test_what_is_not_there_yet_is_no_result(make, found):
+def test_a_coroutine_or_generator_is_not_a_result(make, found):
     """Nobody awaits what a plain method returns, and nothing streams."""
     op = bound(
         type(
@@ -194,7 +194,7 @@ def test_what_is_not_there_yet_is_no_result(make, found):
         op.postprocess(IN, {}, 0, 0)
 
 
-def test_a_decorator_that_adds_an_argument_is_called_with_what_it_takes():
+def test_a_decorated_preprocess_is_called_with_the_arguments_of_its_wrapper():
     def with_size(function):
         @functools.wraps(function)
         def wrapper(self, input_dicts):
@@ -217,7 +217,7 @@ PROCESS = {
 
 
 @pytest.mark.parametrize("form", PROCESS)
-def test_process_of_every_arity_is_called_with_what_it_takes(form):
+def test_process_is_called_with_the_arguments_of_its_signature(form):
     feed = {"x": 1}
     seen = []
 
@@ -247,7 +247,7 @@ def test_process_may_return_a_result_or_a_triple():
 
 
 @pytest.mark.parametrize("returned", [None, (None, 0, "")])
-def test_process_that_returns_nothing_is_an_error_not_an_exit(returned):
+def test_process_that_returns_none_is_an_error_and_does_not_exit(returned):
     op = bound(type("X", (Op,), {"process": lambda self, f, log_id: returned}))
     with pytest.raises(PayloadTypeError, match="process returned None"):
         op.process({}, 0)
@@ -306,7 +306,7 @@ def test_a_product_code_of_unpack_is_an_error():
         (({}, 0, "bad", ""), "str as error code"),
     ],
 )
-def test_what_unpack_must_not_return_is_named(returned, found):
+def test_an_invalid_result_of_unpack_is_described(returned, found):
     with pytest.raises(PayloadTypeError, match=f"unpack_request_package returned {found}"):
         unpack_result(returned)
 

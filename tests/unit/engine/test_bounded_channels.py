@@ -62,9 +62,9 @@ class Full(Engine):
         while not all(one.done() for one in asked):
             self.pools["b"].release()
             await asyncio.sleep(0.01)
-        found = await asyncio.gather(*asked, return_exceptions=True)
+        responses = await asyncio.gather(*asked, return_exceptions=True)
         assert (len(self.a.scheduler), len(self.b.scheduler), self.executor.inside) == (0, 0, 0)
-        return found
+        return responses
 
 
 def paths_of(found):
@@ -75,11 +75,11 @@ def paths_of(found):
 @virtual
 async def test_a_place_becomes_free_when_an_item_is_done(size):
     async with Full(size) as engine:
-        asked = await engine.fill()
+        tasks = await engine.fill()
         waiting = engine.executor.waiting
         engine.pools["b"].release()
         await engine.check_all_moved_up(waiting)
-        assert paths_of(await engine.finish(asked)) == [f"{i}>a>b" for i in range(3 + 2 * size)]
+        assert paths_of(await engine.finish(tasks)) == [f"{i}>a>b" for i in range(3 + 2 * size)]
 
 
 @SIZES
@@ -87,12 +87,12 @@ async def test_a_place_becomes_free_when_an_item_is_done(size):
 async def test_a_place_becomes_free_when_an_item_fails(size):
     async with Full(size) as engine:
         bad = engine.ask(path="bad")
-        asked = await engine.fill()
+        tasks = await engine.fill()
         waiting = engine.executor.waiting
         engine.pools["b"].release()
         await engine.check_all_moved_up(waiting)
         assert (await bad).err_no == 51
-        assert len(paths_of(await engine.finish(asked))) == len(asked)
+        assert len(paths_of(await engine.finish(tasks))) == len(tasks)
 
 
 @SIZES
@@ -103,15 +103,15 @@ async def test_a_place_becomes_free_when_its_caller_leaves(size, place, how):
     async with Full(size) as engine:
         index = size if place == "in b's channel" else 2 * size
         timeouts = {f"_{index}": 1.0} if how == "deadline" else {}
-        asked = await engine.fill(**timeouts)
+        tasks = await engine.fill(**timeouts)
         waiting = engine.executor.waiting
         if how == "cancel":
-            asked[index].cancel()
+            tasks[index].cancel()
         else:
             await asyncio.sleep(1.0)
         await engine.check_all_moved_up(waiting)
-        gone = asked.pop(index)
-        assert len(paths_of(await engine.finish(asked))) == len(asked)
+        gone = tasks.pop(index)
+        assert len(paths_of(await engine.finish(tasks))) == len(tasks)
         assert gone.cancelled() == (how == "cancel")
 
 
@@ -119,22 +119,22 @@ async def test_a_place_becomes_free_when_its_caller_leaves(size, place, how):
 @virtual
 async def test_a_place_becomes_free_when_the_worker_is_lost_with_its_request(size):
     async with Full(size) as engine:
-        asked = await engine.fill()
+        tasks = await engine.fill()
         waiting, pool = engine.executor.waiting, engine.pools["b"]
         (worker,) = pool.busy()
         job = worker.job
         pool.replace(worker, None)
         pool.owner.lost(job, WorkerDiedError("killed"))
         await engine.check_all_moved_up(waiting)
-        assert (await asked.pop(0)).err_no == WorkerDiedError.code
-        assert len(paths_of(await engine.finish(asked))) == len(asked)
+        assert (await tasks.pop(0)).err_no == WorkerDiedError.code
+        assert len(paths_of(await engine.finish(tasks))) == len(tasks)
 
 
 @SIZES
 @virtual
-async def test_a_place_becomes_free_when_a_lost_request_is_tried_again_and_done(size):
+async def test_a_place_becomes_free_when_a_lost_request_is_repeated(size):
     async with Full(size, retry=2) as engine:
-        asked = await engine.fill()
+        tasks = await engine.fill()
         pool = engine.pools["b"]
         (worker,) = pool.busy()
         job = worker.job
@@ -143,16 +143,16 @@ async def test_a_place_becomes_free_when_a_lost_request_is_tried_again_and_done(
         await settle()
         assert pool.batches == [[0], [0]]
         engine.check_is_full()
-        assert len(paths_of(await engine.finish(asked))) == len(asked)
+        assert len(paths_of(await engine.finish(tasks))) == len(tasks)
 
 
 @SIZES
 @virtual
 async def test_places_become_free_when_an_op_takes_too_long(size):
     async with Full(size, timeout=200, retry=1) as engine:
-        asked = await engine.fill()
-        found = await asyncio.gather(*asked)
-        assert {response.err_no for response in found} == {DeadlineError.code}
+        tasks = await engine.fill()
+        responses = await asyncio.gather(*tasks)
+        assert {response.err_no for response in responses} == {DeadlineError.code}
         assert engine.executor.inside == 0
 
 
@@ -160,15 +160,15 @@ async def test_places_become_free_when_an_op_takes_too_long(size):
 @virtual
 async def test_places_become_free_in_an_outage(size):
     async with Full(size) as engine:
-        asked = await engine.fill()
+        tasks = await engine.fill()
         pool = engine.pools["b"]
         (worker,) = pool.busy()
         pool.refuses_replacement = True
         job = worker.job
         pool.replace(worker, None)
         pool.owner.lost(job, WorkerDiedError("killed"))
-        found = await asyncio.gather(*asked)
-        codes = {response.err_no for response in found}
+        responses = await asyncio.gather(*tasks)
+        codes = {response.err_no for response in responses}
         assert codes == {WorkerDiedError.code, DeadlineError.code}, "of the last: the outage"
         assert engine.executor.inside == 0
 
@@ -191,8 +191,8 @@ async def test_a_place_becomes_free_when_the_request_is_answered_by_another_bran
         await asyncio.sleep(0.9)
         assert len(nodes["slow"].scheduler) == size
         assert engine.executor.waiting > 0
-        found = await asyncio.gather(*asked)
-        assert paths_of(found) == [f"{i}>quick>last" for i in range(len(asked))]
+        responses = await asyncio.gather(*asked)
+        assert paths_of(responses) == [f"{i}>quick>last" for i in range(len(asked))]
         assert not any(len(node.scheduler) for node in nodes.values())
 
 
@@ -216,8 +216,8 @@ async def test_a_place_becomes_free_when_a_request_starts_again(size):
         asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
         await asyncio.sleep(0.4)
         assert len(nodes["slow"].scheduler) == size
-        found = await asyncio.gather(*asked)
-        assert {response.err_no for response in found} == {DeadlineError.code}
+        responses = await asyncio.gather(*asked)
+        assert {response.err_no for response in responses} == {DeadlineError.code}
         assert not any(len(node.scheduler) for node in nodes.values())
         assert engine.executor.inside == 0
 
@@ -260,7 +260,7 @@ async def test_a_place_becomes_free_when_a_jump_passes_over_it(size):
 
 @SIZES
 @virtual
-async def test_who_jumps_waits_for_a_place_where_its_answer_goes(size):
+async def test_an_answer_that_jumps_waits_for_a_place_at_its_target(size):
     async with jumping(size) as engine:
         nodes = {node.name: node for node in engine.nodes.values()}
         asked = [engine.ask(path=f"hop{i}") for i in range(3 + 2 * size)]
@@ -275,7 +275,7 @@ async def test_who_jumps_waits_for_a_place_where_its_answer_goes(size):
 
 @SIZES
 @virtual
-async def test_a_jump_back_waits_for_nobody(size):
+async def test_a_jump_back_does_not_wait(size):
     """Two Ops that fill each other's channels would wait for each other forever."""
 
     class Again(Tag):
@@ -288,8 +288,8 @@ async def test_a_jump_back_waits_for_nobody(size):
     again.set_jump_to_ops([first])
     config = {"dag": {"channel_size": size}}
     async with Engine(Tag("last", [again]), config, {"again": 0.01}) as engine:
-        found = await asyncio.gather(*(engine.ask() for _ in range(10)))
-        assert set(paths_of(found)) == {"first>middle>again>middle>again>middle>again>last"}
+        responses = await asyncio.gather(*(engine.ask() for _ in range(10)))
+        assert set(paths_of(responses)) == {"first>middle>again>middle>again>middle>again>last"}
 
 
 # What a bound must not cost -----------------------------------------------------------------------
@@ -297,7 +297,7 @@ async def test_a_jump_back_waits_for_nobody(size):
 
 @SIZES
 @virtual
-async def test_the_last_op_has_nobody_behind_it_to_wait_for(size):
+async def test_the_last_op_has_no_channel_to_wait_for(size):
     config = {"dag": {"channel_size": size}, "op": {"last": {"concurrency": 4}}}
     async with Engine(chain("first", "last"), config, {"last": None}) as engine:
         asked = [engine.ask() for _ in range(4)]
@@ -308,7 +308,7 @@ async def test_the_last_op_has_nobody_behind_it_to_wait_for(size):
 
 
 @virtual
-async def test_a_place_that_becomes_free_in_a_channel_that_was_not_full_is_taken_too():
+async def test_a_place_that_becomes_free_in_a_channel_that_was_not_full_is_used():
     """Of two places one is promised to a hanging call and one was taken, until just now."""
     config = {"dag": {"channel_size": 2}, "op": {"a": {"concurrency": 2}}}
     async with Engine(chain("a", "b"), config, {"a": None, "b": None}) as engine:
@@ -327,7 +327,7 @@ async def test_a_place_that_becomes_free_in_a_channel_that_was_not_full_is_taken
 
 
 @virtual
-async def test_the_place_that_was_kept_for_a_caller_who_left_is_free_at_once():
+async def test_the_place_reserved_for_a_cancelled_request_is_free_at_once():
     """Its call continues for an unknown time."""
     config = {"dag": {"channel_size": 1}, "op": {"a": {"concurrency": 2}}}
     async with Engine(chain("a", "b"), config, {"a": None}) as engine:
@@ -342,7 +342,7 @@ async def test_the_place_that_was_kept_for_a_caller_who_left_is_free_at_once():
 
 
 @virtual
-async def test_a_batch_that_is_larger_than_the_channel_does_not_wait_for_more():
+async def test_a_batch_larger_than_the_channel_does_not_wait_for_more():
     """Nobody else can come while the channel is full."""
     op = {"batch_size": 8, "auto_batching_timeout": 10_000}
     config = {"dag": {"channel_size": 2}, "op": {"b": op}}

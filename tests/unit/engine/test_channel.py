@@ -99,14 +99,14 @@ def test_a_jumping_op_may_be_the_first_arrival_or_the_only_producer():
     assert Channel(["a"]).join(asked, "a", 1, "jumper") == {"jumper": 1}
 
 
-def test_a_join_takes_what_comes():
+def test_a_join_has_the_parts_that_are_not_absent():
     channel, asked = Channel(["a", "b", "c"]), request()
     channel.join(asked, "a", Absent(("x",)))
     channel.join(asked, "b", 2)
     assert channel.join(asked, "c", 3) == {"b": 2, "c": 3}
 
 
-def test_a_join_of_which_nothing_comes_is_absent_and_says_why():
+def test_a_join_of_absent_parts_is_absent_and_names_their_ops():
     channel, asked = Channel(["a", "b"]), request()
     channel.join(asked, "b", Absent(("y",)))
     inputs = channel.join(asked, "a", Absent(("x",)))
@@ -115,7 +115,7 @@ def test_a_join_of_which_nothing_comes_is_absent_and_says_why():
     assert absent.by == ("x", "y")
 
 
-def test_what_is_absent_hides_no_error():
+def test_an_absent_part_does_not_hide_an_error():
     error = UserCodeError("b broke")
     channel, asked = Channel(["a", "b"]), request()
     channel.join(asked, "a", Absent(("x",)))
@@ -123,13 +123,13 @@ def test_what_is_absent_hides_no_error():
     assert first_error({"a": 1, "b": 2}) is None
 
 
-def test_what_is_absent_is_no_first_arrival():
+def test_an_absent_part_is_not_a_first_arrival():
     channel, asked = Channel(["a", "b"], first_arrival=True), request()
     assert channel.join(asked, "a", Absent(("x",))) is None
     assert channel.join(asked, "b", 2) == {"b": 2}
 
 
-def test_a_channel_tells_which_error_waits_for_other_parts():
+def test_a_channel_names_the_error_that_waits_for_other_parts():
     channel = Channel(["a", "b", "c"])
     asked, other = request(1), request(2)
     channel.join(asked, "c", UserCodeError("c broke"))

@@ -31,13 +31,13 @@ def reached(start: str, readers: dict[str, set[str]]) -> set[str]:
 def edges_of(package: str) -> set[tuple[str, str]]:
     inside = f"{package}."
     return {
-        (found.module, found.target)
-        for found in edges()
-        if found.module.startswith(inside) and found.target.startswith(inside)
+        (edge.module, edge.target)
+        for edge in edges()
+        if edge.module.startswith(inside) and edge.target.startswith(inside)
     }
 
 
-def test_a_circle_is_found():
+def test_a_circle_of_imports_is_reported():
     assert circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")})[0] == {"a", "b", "c"}
 
 

@@ -28,7 +28,7 @@ def same(left, right):
         assert type(left[name]) is type(right[name])
 
 
-def test_a_lone_sample_is_fed_as_it_is():
+def test_a_single_sample_is_fed_unchanged():
     sample = {"x": np.zeros((1, 3)), "n": object()}
     (call,) = plan({4: sample})
     assert call.feed is sample
@@ -53,12 +53,12 @@ def test_like_samples_are_merged_along_axis_0():
     ],
     ids=["trailing shape", "dtype", "names", "extra key"],
 )
-def test_unlike_samples_run_in_calls_of_their_own(other):
+def test_samples_of_different_shapes_run_in_separate_calls(other):
     calls = plan({0: {"x": np.zeros((1, 3))}, 1: other, 2: {"x": np.ones((1, 3))}})
     assert sorted(call.items for call in calls) == [[0, 2], [1]]
 
 
-def test_scalars_are_kept_and_not_mixed():
+def test_scalars_are_preserved_and_not_mixed():
     calls = plan(
         {
             0: {"x": np.zeros((1, 2)), "k": 5},
@@ -107,7 +107,7 @@ def test_mini_batches_and_dicts_may_meet_in_one_batch():
     assert sorted((call.items, call.part) for call in calls) == [([0], 0), ([1], None)]
 
 
-def test_anything_else_fails_alone():
+def test_a_feed_of_another_type_fails_alone():
     calls = plan({0: 5, 1: {"x": np.zeros((1, 2))}})
     by_sample = {call.items[0]: call for call in calls}
     assert isinstance(by_sample[0].error, PayloadTypeError)
@@ -115,7 +115,7 @@ def test_anything_else_fails_alone():
     assert by_sample[1].error is None
 
 
-def test_lod_offsets_are_rebased_both_ways():
+def test_lod_offsets_are_rebased_in_both_directions():
     samples = {
         0: {"w": np.arange(5).reshape(5, 1), "w.lod": [0, 2, 5]},
         1: {"w": np.arange(3).reshape(3, 1), "w.lod": [0, 3]},
@@ -199,7 +199,7 @@ def lod_feeds(draw):
 
 
 @given(st.lists(st.one_of(feeds(), lod_feeds()), min_size=1, max_size=6))
-def test_what_is_merged_and_split_again_is_what_was_fed(samples):
+def test_merged_and_split_samples_equal_their_feeds(samples):
     by_index = dict(enumerate(samples))
     for index, pieces in run_identity(by_index).items():
         assert len(pieces) == 1
@@ -234,7 +234,7 @@ def fed(call):
         ((9, 1), [[9, [0]], [1, [1]]]),
     ],
 )
-def test_samples_are_merged_up_to_so_many_rows_in_order_and_none_is_split(rows, calls, odd):
+def test_samples_are_merged_in_order_up_to_a_limit_of_rows(rows, calls, odd):
     samples = {index: {"x": np.zeros((count, 2)), **odd} for index, count in enumerate(rows)}
     assert [fed(call) for call in plan(samples, 8)] == calls
     assert len(plan(samples)) == 1

@@ -72,7 +72,7 @@ async def test_at_a_batch_size_of_one_scalars_are_scalars():
 
 
 @virtual
-async def test_a_batch_that_is_taken_apart_feeds_the_same_types():
+async def test_a_batch_that_is_split_feeds_the_same_types():
     op = Keeps(*feeds("first", "good", "bad"))
     told = await ask(op, 8, 3)
     assert [feed["text"] for feed in op.fed] == [["first"], ["good", "bad"], ["good"], ["bad"]]
@@ -80,7 +80,7 @@ async def test_a_batch_that_is_taken_apart_feeds_the_same_types():
 
 
 @virtual
-async def test_a_mini_batch_whose_parts_run_one_by_one_is_fed_as_it_is():
+async def test_a_mini_batch_whose_parts_run_one_by_one_is_fed_unchanged():
     class Parts(Keeps):
         def process(self, feed_batch, typical_logid):
             self.fed += feed_batch
@@ -95,7 +95,7 @@ async def test_a_mini_batch_whose_parts_run_one_by_one_is_fed_as_it_is():
 
 
 @virtual
-async def test_what_skips_process_stays_as_it_is():
+async def test_a_sample_that_skips_process_has_no_columns():
     class Skips(Keeps):
         def preprocess(self, input_dicts, data_id, log_id):
             return {"is": data_id}, True, None, ""
@@ -108,7 +108,7 @@ async def test_what_skips_process_stays_as_it_is():
 
 
 @virtual
-async def test_an_op_without_a_process_of_its_own_passes_scalars_on():
+async def test_an_op_without_a_process_method_passes_scalars_on():
     class Passes(Op):
         def preprocess(self, input_dicts, data_id, log_id):
             return {"x": data_id}
@@ -136,20 +136,20 @@ async def test_an_op_without_a_process_of_its_own_passes_scalars_on():
         (None, [None]),
     ],
 )
-def test_a_scalar_becomes_a_column_of_its_own_type(value, column):
+def test_a_scalar_becomes_a_column_of_its_type(value, column):
     found = with_columns({"x": value})["x"]
     assert type(found) is type(column)
     assert getattr(found, "dtype", None) == getattr(column, "dtype", None)
     assert [*found] == [*column]
 
 
-def test_a_scalar_beside_rows_counts_for_each_of_them():
+def test_a_scalar_next_to_rows_is_repeated_for_each_row():
     found = with_columns({"x": np.zeros((3, 2)), "low": 0.5, "name": "a"})
     assert found["low"].tolist() == [0.5] * 3
     assert found["name"] == ["a"] * 3
 
 
-def test_what_is_no_scalar_stays_as_it_is():
+def test_values_other_than_scalars_are_unchanged():
     feed = {"x": np.array(3), "y": np.zeros((1, 2)), "z": ["a"], "w": {"a": 1}}
     assert with_columns(feed) is feed
     beside = with_columns({**feed, "n": 1})

@@ -62,7 +62,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("hook", "method", "called"), FORMS)
-def test_who_names_it_behind_what_there_has_always_been_gets_the_context(hook, method, called):
+def test_a_hook_with_an_additional_parameter_context_receives_the_context(hook, method, called):
     op = op_with(**{hook.name: method})
     check_hooks([op])
     arguments, _, takes_context = call_form(op, hook)
@@ -76,7 +76,7 @@ def test_the_edges_may_ask_too():
     assert asking(Op("a", read)) == set()
 
 
-def test_all_that_a_caller_said_is_there():
+def test_a_context_has_all_attributes_of_the_request():
     said = {"parameters": {"a": 1}, "headers": {"b": "c"}, "sequence_id": "d"}
     said |= {"id": "e", "sequence_start": True, "sequence_end": True, "priority": 7}
     said["outputs"] = ("f",)
@@ -89,12 +89,12 @@ def test_all_that_a_caller_said_is_there():
     assert context.sequence is step
 
 
-def test_a_hook_without_requests_has_none():
+def test_a_hook_without_requests_cannot_have_a_context():
     with pytest.raises(InitError, match=r"init_op\(self\)"):
         check_hooks([op_with(init_op=lambda self, context: None)])
 
 
-def test_a_context_that_is_something_else_is_told_at_the_start():
+def test_a_context_in_the_place_of_another_argument_is_a_warning_at_the_start():
     (warning,) = doubtful_names([op_with(preprocess=lambda self, i, context: {})])
     assert "preprocess has 'context' in the place of another argument" in warning
     assert warning.endswith("write it behind a star: (self, input_dicts, *, context).")

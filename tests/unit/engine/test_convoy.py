@@ -128,12 +128,12 @@ async def settled():
 
 def lists(outcomes):
     return [
-        str(each) if isinstance(each, Exception) else each and each["y"].tolist()
-        for each in outcomes
+        str(outcome) if isinstance(outcome, Exception) else outcome and outcome["y"].tolist()
+        for outcome in outcomes
     ]
 
 
-def test_its_members_are_requests_to_the_model_and_in_all_that_is_counted():
+def test_members_of_a_convoy_count_as_requests():
     async def main():
         async with World(Adds()) as world:
             infos = [RequestInfo(id="a"), RequestInfo(id="b")]
@@ -143,18 +143,23 @@ def test_its_members_are_requests_to_the_model_and_in_all_that_is_counted():
             }
             assert world.op.seen == [[([[1.0]], "a"), ([[2.0], [3.0]], "b")]]
             requests, spans = world.ended()
-            assert [(each["rows"], each["outcome"]) for each in requests] == [(1, 0), (2, 0)]
-            assert [(each["rows"], each["outcome"], each["batch"]) for each in spans] == [
+            assert [(request["rows"], request["outcome"]) for request in requests] == [
+                (1, 0),
+                (2, 0),
+            ]
+            assert [(span["rows"], span["outcome"], span["batch"]) for span in spans] == [
                 (1, 0, 1),
                 (2, 0, 1),
             ]
-            assert [each["data_id"] for each in requests] == [each["data_id"] for each in spans]
+            assert [request["data_id"] for request in requests] == [
+                span["data_id"] for span in spans
+            ]
             assert (world.engine.inside, world.engine.state().accepted) == (0, 2)
 
     run_virtual(main())
 
 
-def test_one_that_fails_fails_alone():
+def test_a_failing_member_fails_alone():
     async def main():
         async with World(Adds()) as world:
             data = await world.ask(Convoy([1, 1, 1]), x=np.array([[1], [-2], [3]], np.float32))
@@ -162,14 +167,14 @@ def test_one_that_fails_fails_alone():
             assert lists(member_outcomes(data.payload, [1, 1, 1])) == [[[2]], "below zero", [[4]]]
             requests, spans = world.ended()
             wanted = [Outcome.OK, Outcome.BACKEND, Outcome.OK]
-            assert [each["outcome"] for each in requests] == wanted
-            assert [each["outcome"] for each in spans] == wanted
+            assert [request["outcome"] for request in requests] == wanted
+            assert [span["outcome"] for span in spans] == wanted
             assert world.told == [(requests[1]["data_id"], "below zero")]
 
     run_virtual(main())
 
 
-def test_who_leaves_is_not_worked_on_and_counts_as_one_that_left():
+def test_a_cancelled_member_is_not_processed_and_counts_as_cancelled():
     async def main():
         async with World(Adds(), service_s=None) as world:
             blocker = world.ask(Convoy([1]), x=row(9))
@@ -187,13 +192,13 @@ def test_who_leaves_is_not_worked_on_and_counts_as_one_that_left():
             assert world.op.seen[-1] == [([[2.0]], "")]
             requests, spans = world.ended()
             wanted = [Outcome.OK, Outcome.CANCELED, Outcome.OK]
-            assert [each["outcome"] for each in requests] == wanted
-            assert [each["outcome"] for each in spans] == wanted
+            assert [request["outcome"] for request in requests] == wanted
+            assert [span["outcome"] for span in spans] == wanted
 
     run_virtual(main())
 
 
-def test_a_batch_has_as_many_samples_as_it_may_whoever_brings_them():
+def test_a_batch_of_convoys_is_bounded_by_samples():
     async def main():
         async with World(Adds(), service_s=0.1) as world:
             asked = [
@@ -211,7 +216,7 @@ def test_a_batch_has_as_many_samples_as_it_may_whoever_brings_them():
     run_virtual(main())
 
 
-def test_one_whose_worker_died_is_not_counted_for_its_members_come_again():
+def test_a_convoy_whose_worker_died_is_not_counted_because_its_members_run_again():
     async def main():
         async with World(Adds(), service_s=None) as world:
             convoy = Convoy([1, 1])
@@ -240,7 +245,7 @@ def test_one_whose_worker_died_is_not_counted_for_its_members_come_again():
     ],
     ids=str,
 )
-def test_none_passes_where_each_request_counts(settings):
+def test_no_convoy_passes_where_each_request_counts(settings):
     async def main():
         async with World(Adds(), **settings) as world:
             assert world.engine.executor.convoys.size(1) == 0
@@ -312,7 +317,7 @@ def test_so_many_share_a_message_as_run_in_a_millisecond():
     assert size(1, 10**9) <= 2
 
 
-def test_the_one_that_its_worker_was_at_is_told():
+def test_the_member_that_ran_when_the_worker_died_is_reported():
     shared, found = SharedMessages(Node()), []
     convoy = Convoy([1] * 4)
     run, died = BatchRun([Item(convoy)]), WorkerDiedError("it died")
@@ -347,13 +352,13 @@ def test_the_one_that_its_worker_was_at_is_told():
         [{"y": row(1), "@parameters": {}}, {"y": row(1), "@parameters": {}}],
     ],
 )
-def test_what_is_not_alike_goes_on_as_each(parts):
+def test_outcomes_of_different_form_remain_separate(parts):
     rows = [1] * len(parts)
     assert stacked(parts, rows) is None
     assert together(parts, rows).outcomes is parts
 
 
-def test_what_is_together_comes_apart_as_it_was():
+def test_stacked_members_are_split_unchanged():
     chance = random.Random(7)
     for _ in range(200):
         rows = [chance.randint(0, 3) for _ in range(chance.randint(1, 9))]
@@ -379,5 +384,5 @@ def test_what_is_together_comes_apart_as_it_was():
                 np.testing.assert_array_equal(found[name], value)
 
 
-def test_members_beside_the_first_are_counted():
+def test_members_after_the_first_are_counted():
     assert extra_members([Item(None), Item(Convoy([1, 1, 1])), Item(Convoy([2]))]) == 2

@@ -24,7 +24,7 @@ class Sends(Tag):
     def postprocess(self, input_dicts, fetched, data_id, log_id):
         asked = next(iter(input_dicts.values())).get("to", "")
         answer = {**fetched, "to": asked}
-        ways = dict(way.split(":") for way in asked.split(";") if way)
+        ways = dict(part.split(":") for part in asked.split(";") if part)
         if self.name not in ways:
             return answer
         to = ways[self.name]
@@ -72,19 +72,19 @@ def ask(last, config=None, service_s=None, **asked):
         ("cheap:big,out", "(cheap|cheap>big)>out"),
     ],
 )
-def test_only_those_get_an_answer_that_it_names(kind, to, path):
+def test_only_the_named_readers_get_an_answer(kind, to, path):
     assert path_of(ask(cascade(kind), to=to)) == path
 
 
 @virtual
-async def test_who_gets_nothing_is_not_run():
+async def test_an_op_without_inputs_does_not_run():
     async with Engine(cascade()) as engine:
         assert path_of(await engine.ask(to="cheap:out")) == "cheap>out"
         assert engine.pools["big"].batches == []
 
 
 @virtual
-async def test_each_request_of_a_batch_goes_its_own_way():
+async def test_each_request_of_a_batch_has_its_own_targets():
     config = {"op": {"cheap": {"batch_size": 4, "auto_batching_timeout": 10}}}
     async with Engine(cascade(), config, {"big": 5.0}) as engine:
         order = []
@@ -113,7 +113,7 @@ def test_a_whole_branch_is_absent_and_another_one_is_not_waited_for():
     assert path_of(ask(last, to="fork:r1")) == "fork>r1>r2>join"
 
 
-def test_an_error_is_told_though_other_parts_are_absent():
+def test_an_error_is_reported_when_other_parts_are_absent():
     class Fails(Op):
         def preprocess(self, input_dicts):
             raise ProductError(51, "refuses")
@@ -123,7 +123,7 @@ def test_an_error_is_told_though_other_parts_are_absent():
     assert ask(last, to="fork:bad").err_msg == "refuses"
 
 
-def test_what_is_absent_is_no_first_arrival():
+def test_an_absent_part_is_not_a_first_arrival():
     fork = Sends("fork", RequestOp())
     last = Tag("join", [Tag("a", [fork]), Tag("b", [fork])])
     config = {"op": {"join": {"channel_recv_first_arrive": True}}}
@@ -137,7 +137,7 @@ def test_a_branch_may_end_and_others_go_on():
     assert path_of(ask(last, to="a:")) == "fork>b>join"
 
 
-def test_a_request_that_reaches_the_end_no_more_is_told_where_its_way_ended():
+def test_a_request_that_cannot_reach_the_end_gets_an_error_with_its_last_ops():
     fork = Tag("fork", RequestOp())
 
     class Ends(Tag):
@@ -150,7 +150,7 @@ def test_a_request_that_reaches_the_end_no_more_is_told_where_its_way_ended():
 
 
 @pytest.mark.parametrize("to", ["nowhere", "big,nowhere", "last", "cheap"])
-def test_a_name_that_reads_it_not_is_an_error_that_lists_those_that_do(to):
+def test_a_goto_to_an_op_that_does_not_read_it_is_an_error_with_the_readers(to):
     last = Tag("last", [cascade()])
     response = ask(last, to=f"cheap:{to}")
     assert response.err_no == ErrorCode.CONF_ERROR
@@ -158,18 +158,18 @@ def test_a_name_that_reads_it_not_is_an_error_that_lists_those_that_do(to):
     assert "Its readers: 'big', 'out'; loop_to: none." in response.err_msg
 
 
-def test_the_last_op_can_go_nowhere():
+def test_the_last_op_cannot_use_goto():
     response = ask(Sends("only", RequestOp()), to="only:only")
     assert "Its readers: none; loop_to: none." in response.err_msg
 
 
-def test_the_last_op_may_answer_nobody():
+def test_a_goto_of_the_last_op_to_no_op_is_an_error():
     response = ask(Sends("only", RequestOp()), to="only:")
     assert "lost in the graph: what 'only' answered went to no Op" in response.err_msg
 
 
 @virtual
-async def test_who_asks_an_op_alone_gets_its_plain_answer():
+async def test_a_request_of_a_single_op_gets_its_plain_answer():
     last = cascade()
     async with Engine(last) as engine:
         cheap = next(op for op in engine.nodes if op.name == "cheap")
@@ -179,7 +179,7 @@ async def test_who_asks_an_op_alone_gets_its_plain_answer():
             assert data.parse() == {"path": "cheap", "to": to}
 
 
-def test_what_is_no_dict_goes_nowhere():
+def test_a_goto_without_a_dict_is_an_error():
     class Wrong(Op):
         def postprocess(self, input_dicts, fetched):
             return Goto(3, "out")
@@ -200,7 +200,7 @@ def test_process_is_for_several_requests_and_returns_no_goto():
     assert "return Goto from postprocess" in response.err_msg
 
 
-def test_a_jump_op_may_go_elsewhere_request_by_request():
+def test_a_jump_op_may_use_goto_for_single_requests():
     class Jumps(Sends):
         def check_jumping(self, input_data):
             assert all(isinstance(data.payload, dict) for data in input_data.values())
@@ -215,7 +215,7 @@ def test_a_jump_op_may_go_elsewhere_request_by_request():
 
 
 @pytest.mark.parametrize("to", ["first:", "first:nowhere"])
-def test_what_does_not_run_may_be_any_number_of_ops(to):
+def test_any_number_of_ops_may_be_absent(to):
     last = first = Sends("first", RequestOp())
     for number in range(1500):
         last = Tag(f"op{number}", last)
@@ -261,8 +261,8 @@ async def test_an_answer_of_process_ends_each_request_with_its_own_rows():
 
     last = Tag("last", [Final("final", RequestOp(), batch_size=3, auto_batching_timeout=9)])
     async with Engine(last) as engine:
-        got = await asyncio.gather(*(engine.ask(x=str(x)) for x in range(3)))
-        assert [response.value[0] for response in got] == [
+        responses = await asyncio.gather(*(engine.ask(x=str(x)) for x in range(3)))
+        assert [response.value[0] for response in responses] == [
             "array([[1]])",
             "array([[2]])",
             "array([[3]])",
@@ -285,7 +285,7 @@ class Refines(Tag):
         return fetched if is_done else Goto(fetched, self.back)
 
 
-def test_a_loop_runs_again_what_lies_between():
+def test_a_loop_repeats_the_ops_in_it():
     read = RequestOp()
     check = Refines("check", [Tag("b", [Tag("a", [read])])], "a", 3)
     assert path_of(ask(Tag("last", [check]))) == "a>b>check>a>b>check>a>b>check>last"
@@ -297,7 +297,7 @@ def test_an_op_may_run_again_by_itself():
 
 
 @virtual
-async def test_too_many_loops_are_an_error_that_says_so():
+async def test_too_many_laps_are_an_error_with_the_limit():
     check = Refines("check", [Tag("a", [RequestOp()])], "a", 99, max_loops=3)
 
     async with Engine(Tag("last", [check])) as engine:
@@ -317,27 +317,27 @@ async def test_requests_loop_each_for_itself():
     a = Tag("a", [RequestOp()], batch_size=4)
     check = Counts("check", [a], "a", 0, batch_size=4, max_loops=3)
     async with Engine(check, service_s={"a": 0.01}) as engine:
-        got = await asyncio.gather(*(engine.ask() for _ in range(8)))
-        assert [path_of(each).count("check") for each in got] == [1, 2, 3, 4] * 2
+        responses = await asyncio.gather(*(engine.ask() for _ in range(8)))
+        assert [path_of(each).count("check") for each in responses] == [1, 2, 3, 4] * 2
 
 
-def test_a_join_in_a_loop_gets_again_what_came_from_outside():
+def test_a_join_in_a_loop_gets_the_same_outer_input_in_each_lap():
     read = RequestOp()
     first = Tag("first", [read])
     join = Tag("join", [read, first])
     check = Refines("check", [join], "first", 2)
-    got = path_of(ask(Tag("last", [check]), path="in"))
-    assert got == "(in|(in|in>first)>join>check>first)>join>check>last"
+    path = path_of(ask(Tag("last", [check]), path="in"))
+    assert path == "(in|(in|in>first)>join>check>first)>join>check>last"
 
 
 @pytest.mark.parametrize("slow", ["side", "check"])
-def test_a_branch_beside_a_loop_answers_for_the_last_lap(slow):
+def test_a_branch_parallel_to_a_loop_answers_for_the_last_lap(slow):
     """Its answer of an earlier lap, and a turn of it that is under way, count no more."""
     first = Tag("first", [RequestOp()])
     check = Refines("check", [first], "first", 2)
     last = Tag("last", [check, Tag("side", [first])])
-    got = path_of(ask(last, service_s={slow: 0.5}))
-    assert got == "(first>check>first>check|first>check>first>side)>last"
+    path = path_of(ask(last, service_s={slow: 0.5}))
+    assert path == "(first>check>first>check|first>check>first>side)>last"
 
 
 def test_a_target_that_joins_reads_the_loops_answer_alone():
@@ -393,7 +393,7 @@ async def test_a_race_in_a_loop_has_no_part_from_outside():
 
 
 @pytest.mark.parametrize("given", [5, ["a", None], [["a"], object()]])
-def test_what_is_no_op_is_named_nowhere(given):
+def test_a_loop_or_goto_to_something_other_than_an_op_is_an_error(given):
     with pytest.raises(GraphError, match="expected an Op, its name, or a list of these, found"):
         Tag("op", [RequestOp()], loop_to=given)
     with pytest.raises(GraphError, match="expected an Op"):
@@ -428,7 +428,7 @@ def edges_of(engine):
 
 
 @virtual
-async def test_it_is_counted_who_got_how_many_answers():
+async def test_answers_and_skips_are_counted_for_each_edge():
     async with Engine(Tag("last", [cascade()])) as engine:
         for to in ("cheap:out", "cheap:out", "cheap:big", "", "cheap:end"):
             await engine.ask(to=to)
@@ -442,7 +442,7 @@ async def test_it_is_counted_who_got_how_many_answers():
 
 
 @virtual
-async def test_it_is_counted_how_often_a_loop_was_taken():
+async def test_laps_are_counted_for_each_edge():
     check = Refines("check", [Tag("a", [RequestOp()])], "a", 3)
     async with Engine(Tag("last", [check])) as engine:
         await engine.ask()
@@ -454,7 +454,7 @@ async def test_it_is_counted_how_often_a_loop_was_taken():
 
 
 @virtual
-async def test_it_is_counted_how_often_a_jump_was_taken():
+async def test_jumps_are_counted_for_each_edge():
     class Jumps(Tag):
         def check_jumping(self, input_data):
             return "hop" in next(iter(input_data.values())).payload["path"]

@@ -24,7 +24,7 @@ def dynamic(op, batch_size=1, concurrency=1, name="a", service_s=None, **batchin
 
 
 @virtual
-async def test_who_waits_too_long_is_refused_in_time_and_counts_as_rejected():
+async def test_a_request_that_waits_too_long_is_refused_in_time_and_counts_as_rejected():
     policy = {"default_timeout_microseconds": 100_000}
     async with dynamic(chain("a", "b"), default_queue_policy=policy) as engine:
         first = engine.ask(path="x")
@@ -38,11 +38,11 @@ async def test_who_waits_too_long_is_refused_in_time_and_counts_as_rejected():
         engine.journal.flush()
     told = [(span["op"], span["outcome"]) for span in engine.spans]
     assert told == [(0, Outcome.REJECTED), (0, Outcome.OK), (1, Outcome.OK)]
-    assert [each["outcome"] for each in engine.requests] == [Outcome.OTHER, Outcome.OK]
+    assert [request["outcome"] for request in engine.requests] == [Outcome.OTHER, Outcome.OK]
 
 
 @virtual
-async def test_who_finds_the_queue_full_is_refused_at_once_and_not_counted_at_the_op():
+async def test_a_request_at_a_full_queue_is_refused_and_not_counted_at_the_op():
     async with dynamic(chain("a"), default_queue_policy={"max_queue_size": 2}) as engine:
         asked = [engine.ask(path=str(number)) for number in range(4)]
         refused = await asked[3]
@@ -56,7 +56,7 @@ async def test_who_finds_the_queue_full_is_refused_at_once_and_not_counted_at_th
 
 
 @virtual
-async def test_those_who_are_refused_take_no_places_from_others():
+async def test_refused_requests_occupy_no_places():
     """They leave the queue together, and requests that waited for admission continue."""
     config = {
         "worker_num": 3,
@@ -86,7 +86,7 @@ def finish(pool, data_id):
 
 @pytest.mark.parametrize("keeps", [True, False])
 @virtual
-async def test_answers_leave_in_order_if_that_is_asked_for(keeps):
+async def test_answers_are_in_order_with_preserve_ordering(keeps):
     async with dynamic(chain("a", "b"), concurrency=3, preserve_ordering=keeps) as engine:
         asked = [engine.ask(path=str(number)) for number in range(3)]
         await settle()
@@ -113,7 +113,7 @@ async def test_answers_leave_in_order_if_that_is_asked_for(keeps):
 
 
 @virtual
-async def test_a_batch_that_is_started_over_keeps_its_place_and_one_that_fails_gives_it_up():
+async def test_a_repeated_batch_keeps_its_position_and_a_failed_one_releases_it():
     async with dynamic(chain("a"), concurrency=2, preserve_ordering=True) as engine:
         asked = [engine.ask(path=str(number)) for number in range(2)]
         await settle()
@@ -136,7 +136,7 @@ async def test_a_batch_that_is_started_over_keeps_its_place_and_one_that_fails_g
 
 
 @virtual
-async def test_who_leaves_holds_nobody_up():
+async def test_a_cancelled_request_delays_no_other():
     async with dynamic(chain("a"), concurrency=2, preserve_ordering=True) as engine:
         asked = [engine.ask(path=str(number)) for number in range(2)]
         await settle()
@@ -240,7 +240,7 @@ async def test_requests_that_cannot_be_merged_do_not_share_a_batch():
         ({"batching": "dynamic", "sequence": {"strategy": "direct"}}, "the strategy says how"),
     ],
 )
-def test_what_does_not_go_together_is_refused(keys, text):
+def test_keys_that_exclude_each_other_are_refused(keys, text):
     with pytest.raises(ConfigError) as refused:
         Engine(Tag("a", [RequestOp()]), {"op": {"a": keys}})
     assert text in str(refused.value)

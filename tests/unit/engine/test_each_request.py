@@ -14,7 +14,7 @@ def feed(rows, width=2):
     return {"x": np.zeros((rows, width), np.float32)}
 
 
-def test_feeds_of_any_shape_go_together_up_to_the_rows_of_one_call():
+def test_feeds_of_any_shape_share_a_call_up_to_its_limit_of_rows():
     items = {0: feed(2), 2: feed(3, 7), 3: feed(4)}
     (call,) = plan_each(items)
     assert (call.items, call.feed) == ([0, 2, 3], list(items.values()))

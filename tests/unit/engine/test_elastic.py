@@ -23,15 +23,15 @@ class Simulated:
         """Have time pass in which so many have work, if there are so many."""
         for _ in range(round(seconds * 10)):
             self.now += 0.1
-            seen = Demand(self.workers, min(busy, self.workers), queued, wait_s)
-            wanted = self.policy.wanted(seen, self.now)
+            demand = Demand(self.workers, min(busy, self.workers), queued, wait_s)
+            wanted = self.policy.wanted(demand, self.now)
             if wanted != self.workers:
                 self.changes.append(wanted)
             self.workers = wanted
         return self.workers
 
 
-def test_a_load_that_the_workers_carry_changes_nothing():
+def test_a_load_that_the_workers_can_process_changes_nothing():
     op = Simulated(lowest=2)
     assert op.passes(600, busy=1) == 2
     assert op.changes == []
@@ -50,7 +50,7 @@ def test_a_load_that_stays_has_a_number_that_stays():
     assert op.changes == []
 
 
-def test_who_waits_for_too_long_adds_workers_at_once():
+def test_a_long_wait_adds_workers_at_once():
     op = Simulated()
     assert op.passes(0.1, busy=1, queued=30, wait_s=0.3) == 2  # never more than twice as many
     assert op.passes(0.1, busy=2, queued=30, wait_s=0.15) == 3
@@ -61,13 +61,13 @@ def test_there_are_never_more_than_the_most():
     assert op.passes(30, busy=3, queued=999, wait_s=9.0) == 3
 
 
-def test_those_of_the_start_have_their_time_too():
+def test_workers_of_the_start_also_stop_after_the_idle_time():
     op = Simulated(lowest=0)
     assert op.passes(59, busy=0) == 1
     assert op.passes(2, busy=0) == 0
 
 
-def test_workers_go_when_none_was_needed_for_the_whole_time():
+def test_workers_stop_when_none_was_needed_for_the_whole_time():
     op = Simulated()
     op.passes(60, busy=8)
     assert op.passes(59, busy=1) == 10
@@ -85,20 +85,20 @@ def test_a_peak_within_that_time_keeps_them():
 
 
 @pytest.mark.parametrize(("lowest", "left"), [(0, 0), (1, 1), (3, 3)])
-def test_as_few_as_allowed_are_left_when_nothing_comes(lowest, left):
+def test_the_lowest_number_of_workers_remains_without_requests(lowest, left):
     op = Simulated(lowest=lowest)
     op.passes(60, busy=4)
     assert op.passes(90, busy=0) == left
 
 
-def test_a_request_at_none_brings_one():
+def test_a_request_without_workers_starts_one():
     op = Simulated(lowest=0)
     op.passes(70, busy=0)
     assert op.workers == 0
     assert op.passes(0.1, busy=0, queued=1) == 1
 
 
-def test_one_that_serves_a_request_now_and_then_stays():
+def test_a_worker_that_serves_occasional_requests_stays():
     op = Simulated(lowest=0)
     for _ in range(10):
         op.passes(0.2, busy=1)

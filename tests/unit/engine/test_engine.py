@@ -43,12 +43,12 @@ async def test_a_sink_gets_the_answer_once():
         await settle()
         begun.cancel()  # too late
         await settle()
-        assert [answers(each) for each in sink.answers] == [{"path": "x>a>b"}]
+        assert [answers(answer) for answer in sink.answers] == [{"path": "x>a>b"}]
         assert engine.executor.inside == 0
 
 
 @virtual
-async def test_a_sink_gets_what_the_last_op_answers_if_the_target_says_so():
+async def test_a_sink_gets_the_payload_of_the_last_op_if_the_target_wants_no_response():
     async with Engine(chain("a")) as engine:
         sink = Kept()
         target = RequestTarget(payload={"path": "x"}, wants_response=False)
@@ -70,7 +70,7 @@ async def test_a_sink_may_be_ended_before_begin_returns():
 
 
 @virtual
-async def test_the_sink_of_a_request_that_is_refused_for_overload_gets_nothing():
+async def test_the_sink_of_an_overloaded_request_gets_nothing():
     config = {"worker_num": 1, "queue_size": 0}
     async with Engine(chain("a"), config, {"a": None}) as engine:
         first, second = Kept(), Kept()
@@ -82,7 +82,7 @@ async def test_the_sink_of_a_request_that_is_refused_for_overload_gets_nothing()
 
 
 @virtual
-async def test_the_sink_of_a_request_that_is_cancelled_gets_nothing():
+async def test_the_sink_of_a_cancelled_request_gets_nothing():
     async with Engine(chain("a"), service_s={"a": None}) as engine:
         sink = Kept()
         begun = engine.executor.begin(request(path="x"), 1.0, None, sink)
@@ -96,7 +96,7 @@ async def test_the_sink_of_a_request_that_is_cancelled_gets_nothing():
 
 
 @virtual
-async def test_a_request_is_cancelled_with_the_future_that_its_answer_is_awaited_by():
+async def test_a_request_is_cancelled_with_the_future_of_its_answer():
     async with Engine(chain("a"), service_s={"a": None}) as engine:
         answer = ask(engine.executor.begin, request(path="x"))
         assert engine.executor.inside == 1
@@ -104,7 +104,7 @@ async def test_a_request_is_cancelled_with_the_future_that_its_answer_is_awaited
         assert engine.executor.inside == 0
 
 
-def test_a_sink_that_breaks_harms_nobody(caplog):
+def test_a_sink_that_raises_does_not_affect_other_requests(caplog):
     async def main():
         async with Engine(chain("a")) as engine:
             broken, well = Broken(), Kept()

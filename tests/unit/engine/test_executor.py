@@ -97,7 +97,7 @@ async def test_the_oldest_request_is_served_first():
 
 
 @virtual
-async def test_first_arrival_answers_with_the_quick_branch_and_drops_nobody():
+async def test_first_arrival_answers_with_the_quick_branch_and_drops_no_request():
     read = RequestOp()
     slow, quick = Tag("slow", [read]), Tag("quick", [read])
     engine = Engine(
@@ -137,11 +137,13 @@ async def test_one_bad_request_of_a_batch_fails_alone():
 
     engine = Engine(Picky("p", [RequestOp()]), {"op": {"p": {"batch_size": 3}}})
     async with engine:
-        got = await asyncio.gather(*(engine.ask() for _ in range(3)))
+        responses = await asyncio.gather(*(engine.ask() for _ in range(3)))
     assert engine.pools["p"].batches == [[0, 1, 2]]
-    assert [path_of(got[0]), got[1].err_no, path_of(got[2])] == ["0", 10000, "2"]
-    assert got[1].err_msg.startswith("Log_id: 0  Raise_msg: ValueError: not this one  ClassName: ")
-    assert got[1].err_msg.endswith("Picky.preprocess  FunctionName: preprocess")
+    assert [path_of(responses[0]), responses[1].err_no, path_of(responses[2])] == ["0", 10000, "2"]
+    assert responses[1].err_msg.startswith(
+        "Log_id: 0  Raise_msg: ValueError: not this one  ClassName: "
+    )
+    assert responses[1].err_msg.endswith("Picky.preprocess  FunctionName: preprocess")
 
 
 @virtual
@@ -180,7 +182,7 @@ class Nameless:
 
 @pytest.mark.parametrize("size", [1, 1_000_000])
 @virtual
-async def test_an_answer_that_our_own_pack_cannot_write_is_a_failure_without_its_head(size):
+async def test_an_answer_that_our_pack_cannot_write_is_an_error_without_its_head(size):
     class Odd(Op):
         def preprocess(self, input_dicts):
             return Answer({Nameless(): "x" * size}, status=201)
@@ -222,7 +224,7 @@ async def test_overridden_edges_run_on_workers_and_their_product_codes_count():
 
 @pytest.mark.parametrize("returned", [({}, "no number", None, ""), ({}, 0, "no code", ""), [1]])
 @virtual
-async def test_a_request_whose_unpack_returned_nonsense_ends_at_once(returned):
+async def test_a_request_with_an_invalid_unpack_result_ends_at_once(returned):
     class Odd(RequestOp):
         def unpack_request_package(self, request):
             return returned
@@ -234,7 +236,7 @@ async def test_a_request_whose_unpack_returned_nonsense_ends_at_once(returned):
 
 
 @virtual
-async def test_none_of_4096_callers_who_each_wait_for_their_answer_is_refused_by_default():
+async def test_by_default_4096_waiting_callers_are_not_refused():
     engine = Engine(chain("a"), {}, {"a": None})
     async with engine:
         asked = [engine.ask() for _ in range(4096)]
@@ -247,7 +249,7 @@ async def test_none_of_4096_callers_who_each_wait_for_their_answer_is_refused_by
 
 
 @virtual
-async def test_worker_num_bounds_what_is_inside_and_queue_size_what_waits():
+async def test_worker_num_bounds_admitted_and_queue_size_waiting_requests():
     engine = Engine(chain("a"), {"worker_num": 2, "queue_size": 3}, {"a": None})
     async with engine:
         asked = [engine.ask() for _ in range(5)]
@@ -345,7 +347,7 @@ async def test_a_batch_has_no_more_samples_than_the_op_takes():
 
 
 @virtual
-async def test_a_batch_that_has_all_the_samples_it_may_have_leaves_at_once():
+async def test_a_batch_with_the_most_samples_is_cut_at_once():
     loop = asyncio.get_running_loop()
     async with bounded_engine(batch_size=8, auto_batching_timeout=60_000) as engine:
         began = loop.time()
@@ -362,7 +364,7 @@ async def test_a_batch_that_has_all_the_samples_it_may_have_leaves_at_once():
 
 
 @virtual
-async def test_without_a_timeout_an_idle_worker_takes_what_there_is():
+async def test_without_a_timeout_an_idle_worker_takes_all_waiting_requests():
     engine = batch_engine(service_s=1.0, batch_size=4)
     async with engine:
         first = engine.ask()
@@ -418,7 +420,7 @@ async def test_full_makes_a_lone_client_wait_as_configured():
 
 
 @virtual
-async def test_a_caller_is_answered_at_its_deadline_whatever_the_worker_does():
+async def test_a_caller_is_answered_at_its_deadline_while_the_worker_runs():
     loop = asyncio.get_running_loop()
     async with Engine(chain("a"), None, {"a": None}) as engine:
         began = loop.time()
@@ -433,8 +435,8 @@ async def test_the_service_timeout_applies_to_requests_without_a_deadline():
     loop = asyncio.get_running_loop()
     async with Engine(chain("a"), {"timeout": 300}, {"a": None}) as engine:
         began = loop.time()
-        got = await asyncio.gather(engine.ask(), engine.ask(timeout_s=9), engine.ask(0.1))
-        assert [response.err_no for response in got] == [6000] * 3
+        responses = await asyncio.gather(engine.ask(), engine.ask(timeout_s=9), engine.ask(0.1))
+        assert [response.err_no for response in responses] == [6000] * 3
         assert loop.time() - began == pytest.approx(0.3)
 
 
@@ -533,7 +535,7 @@ async def test_dag_retry_runs_the_whole_request_again_after_a_timeout():
 
 
 @virtual
-async def test_dag_retry_begins_again_with_what_the_request_brought():
+async def test_dag_retry_starts_with_the_original_payload():
     class Pops(Counts):
         def preprocess(self, input_dicts, data_id, log_id):
             return {"path": input_dicts["@DAGExecutor"].pop("path")}
@@ -557,7 +559,7 @@ async def test_dag_retry_ends_with_a_timeout_when_its_attempts_are_used_up():
 
 
 @virtual
-async def test_a_worker_nobody_waits_for_any_more_is_replaced_when_it_takes_far_too_long():
+async def test_a_worker_without_a_waiting_caller_is_replaced_when_it_hangs():
     async with Engine(chain("a"), None, {"a": None}) as engine:
         assert (await engine.ask(timeout_s=0.1)).err_no == 6000
         assert engine.pools["a"].given_up == [], "it may still come to an end"
@@ -582,7 +584,7 @@ async def test_an_op_may_ask_for_more_patience_with_its_workers():
 
 
 @virtual
-async def test_branches_that_lost_the_race_leave_nothing_behind_an_op_that_hangs():
+async def test_branches_that_lost_the_race_leave_no_entries_at_an_op_that_hangs():
     """All gauges are 0: a pending entry would stay there forever."""
     read = RequestOp()
     slow, quick = Tag("slow", [read]), Tag("quick", [read])
@@ -616,14 +618,14 @@ async def test_requests_end_even_when_no_stuck_worker_can_be_replaced():
     config = {"op": {"c": {"timeout": 100}}}
     async with Engine(Counts("c", [RequestOp()]), config, {"c": None}) as engine:
         engine.pools["c"].refuses_replacement = True
-        got = await asyncio.gather(engine.ask(), engine.ask())
-        assert [response.err_no for response in got] == [6000, 6000]
+        responses = await asyncio.gather(engine.ask(), engine.ask())
+        assert [response.err_no for response in responses] == [6000, 6000]
         assert not engine.executor.is_ready
         assert engine.readiness == [True, False], "the observer is notified"
 
 
 @virtual
-async def test_a_stuck_workers_other_calls_go_to_another_worker_where_it_is_not_replaced():
+async def test_other_calls_of_a_stuck_worker_move_to_another_worker():
     class Names(Counts):
         def preprocess(self, input_dicts, data_id, log_id):
             (inputs,) = input_dicts.values()
@@ -642,8 +644,8 @@ async def test_a_stuck_workers_other_calls_go_to_another_worker_where_it_is_not_
         await asyncio.sleep(0.1)
         assert (pool.count, len(pool.batches)) == (1, 2)
         pool.release()
-        got = await asyncio.gather(*asked)
-        assert sorted(response.err_no for response in got) == [0, 6000]
+        responses = await asyncio.gather(*asked)
+        assert sorted(response.err_no for response in responses) == [0, 6000]
 
 
 # Stopping ---------------------------------------------------------------------------------
@@ -664,7 +666,7 @@ async def test_stop_lets_requests_finish_and_refuses_new_ones():
 
 
 @virtual
-async def test_stop_answers_what_is_left_after_the_grace_period():
+async def test_stop_answers_open_requests_after_the_grace_period():
     loop = asyncio.get_running_loop()
     engine = Engine(chain("a"), {"worker_num": 1}, {"a": None})
     await engine.executor.start()
@@ -673,8 +675,8 @@ async def test_stop_answers_what_is_left_after_the_grace_period():
     began = loop.time()
     await engine.executor.stop(2.0)
     assert loop.time() - began == pytest.approx(2.0)
-    got = await asyncio.gather(*asked)
-    assert [response.err_no for response in got] == [3001, 3001]
+    responses = await asyncio.gather(*asked)
+    assert [response.err_no for response in responses] == [3001, 3001]
 
 
 @virtual
@@ -688,7 +690,7 @@ async def test_requests_that_come_before_the_start_wait_for_it():
 
 
 @virtual
-async def test_requests_that_wait_for_a_start_that_fails_are_told_why():
+async def test_requests_that_wait_for_a_failing_start_get_its_error():
     engine = Engine(chain("a"))
     early = engine.ask()
     await settle()
@@ -752,7 +754,7 @@ async def test_a_jump_back_runs_ops_again():
 
 @pytest.mark.parametrize("quick", ["jumper", "side"])
 @virtual
-async def test_the_name_of_an_op_that_jumped_does_not_depend_on_who_comes_first(quick):
+async def test_the_input_name_after_a_jump_does_not_depend_on_arrival_order(quick):
     class Names(Op):
         def preprocess(self, input_dicts, data_id, log_id):
             return {"names": " ".join(input_dicts)}, False, None, ""
@@ -781,7 +783,7 @@ def joined_behind_a_jumper(*names):
 @pytest.mark.parametrize("path", ["hop", "walk"])
 @pytest.mark.parametrize("quick", ["bad1", "bad2"])
 @virtual
-async def test_the_order_of_errors_at_a_join_is_the_producers_where_there_are_jumps(path, quick):
+async def test_errors_at_a_join_have_the_order_of_producers_with_jumps(path, quick):
     join = joined_behind_a_jumper("good", "bad1", "bad2")
     times = {"good": 0.1, "bad1": 0.5, "bad2": 0.5, quick: 0.001}
     async with Engine(Tag("last", [join]), service_s=times) as engine:
@@ -799,7 +801,7 @@ async def test_an_error_does_not_win_a_first_arrival_where_there_are_jumps(path)
 
 
 @virtual
-async def test_a_first_arrival_takes_the_other_branch_when_a_jump_passed_over_one():
+async def test_a_first_arrival_is_the_other_branch_when_a_jump_skipped_one():
     read = RequestOp()
     j = Jumper("jumper", [read])
     target, over = Tag("target", [j]), Tag("over", [j])
@@ -813,7 +815,7 @@ async def test_a_first_arrival_takes_the_other_branch_when_a_jump_passed_over_on
 
 @pytest.mark.parametrize("is_slow", [True, False])
 @virtual
-async def test_an_error_behind_what_a_jump_passed_over_is_what_the_caller_is_told(is_slow):
+async def test_an_error_at_a_join_after_a_skipped_op_is_the_answer(is_slow):
     """The join waits for an Op that was passed over and for one that fails."""
     read = RequestOp()
     j = Jumper("jumper", [read])
@@ -827,7 +829,7 @@ async def test_an_error_behind_what_a_jump_passed_over_is_what_the_caller_is_tol
 
 
 @virtual
-async def test_what_was_jumped_over_does_not_answer_after_all():
+async def test_a_skipped_op_does_not_answer_later():
     """The target also reads another Op, whose answer or error is too late."""
     read = RequestOp()
     j, bad = Jumper("jumper", [read]), Fails("bad", [read])
@@ -851,14 +853,14 @@ async def test_an_op_answers_once_by_itself_or_by_a_jump(slow):
     config = {"op": {"target": {"channel_recv_first_arrive": True}}}
     engine = Engine(Tag("last", [Tag("behind", [target])]), config, {slow: 0.1, "last": 1.0})
     async with engine:
-        got = path_of(await engine.ask(path="hop"))
+        path = path_of(await engine.ask(path="hop"))
         took = "hop>jumper" if slow == "other" else "hop>other>target"
-        assert got == f"{took}>behind>last"
+        assert path == f"{took}>behind>last"
         assert len(engine.pools["behind"].batches) == 1
 
 
 @virtual
-async def test_an_error_after_a_jump_back_is_what_the_caller_is_told():
+async def test_an_error_after_a_jump_back_is_the_answer():
     """The join behind gets its parts once only: what waits there says why."""
 
     class OnceMore(Tag):
@@ -889,7 +891,7 @@ class Back(Tag):
 
 
 @virtual
-async def test_a_jump_back_restarts_races_and_forgets_the_runners_of_the_old_one():
+async def test_a_jump_back_restarts_races_and_drops_the_old_parts():
     loop = asyncio.get_running_loop()
     start = Tag("start", [RequestOp()])
     race = Tag("race", [Tag("slow", [start]), Tag("quick", [start])])
@@ -907,7 +909,7 @@ async def test_a_jump_back_restarts_races_and_forgets_the_runners_of_the_old_one
 
 
 @virtual
-async def test_a_join_does_not_wait_for_what_a_jump_passed_over():
+async def test_a_join_does_not_wait_for_a_skipped_op():
     read = RequestOp()
     j = Jumper("jumper", [read])
     k, n = Tag("k", [j]), Tag("n", [j])
@@ -925,7 +927,7 @@ async def test_a_join_does_not_wait_for_what_a_jump_passed_over():
     [(("process", "process"), 1), (("process", "thread"), 0), (("thread", "thread"), 0)],
 )
 @virtual
-async def test_what_several_processes_read_is_sealed_once(workers, times):
+async def test_an_answer_for_several_processes_is_serialized_once(workers, times):
     serialized = []
 
     def serialize(payload):
@@ -941,7 +943,7 @@ async def test_what_several_processes_read_is_sealed_once(workers, times):
 
 
 @virtual
-async def test_what_cannot_be_sealed_ends_its_request_with_the_reason():
+async def test_an_answer_that_cannot_be_serialized_is_an_error_with_the_reason():
     def serialize(payload):
         raise PayloadTypeError("not this one")
 
@@ -959,7 +961,7 @@ async def test_what_cannot_be_sealed_ends_its_request_with_the_reason():
 
 @pytest.mark.parametrize("name", ["a", "j"])
 @virtual
-async def test_an_op_whose_scheduler_raises_takes_no_other_its_turn(name):
+async def test_an_op_whose_scheduler_raises_does_not_block_others(name):
     read = RequestOp()
     engine = Engine(Tag("j", [Tag("a", [read]), Tag("b", [read])]))
     async with engine:

@@ -57,7 +57,7 @@ def engine_with(*filters: Filter, last_op: Any = None, **more: Any) -> Engine:
     return engine
 
 
-def test_what_is_not_overridden_is_not_called():
+def test_only_overridden_hooks_are_called():
     found = FilterChain([Filter()], [Filter(), NameCheck("svc")])
     assert [len(getattr(found, hook)) for hook in HOOKS] == [1, 0, 0, 0, 0, 0]
 
@@ -82,13 +82,13 @@ async def test_filters_see_a_request_from_outside_to_inside_and_its_answer_back(
 
 
 @virtual
-async def test_filters_are_told_of_a_failure_and_of_a_caller_who_left():
+async def test_filters_are_notified_of_failures_and_cancellations():
     seen: list[str] = []
     async with engine_with(Recorder("f", seen), service_s={"a": None}) as engine:
-        asked = engine.ask(path="x")
+        answer = engine.ask(path="x")
         await asyncio.sleep(0)
-        asked.cancel()
-        await asyncio.wait([asked])
+        answer.cancel()
+        await asyncio.wait([answer])
         assert seen[3:] == ["f.on_end(CANCELED)"]
         seen.clear()
         expired = await engine.ask(0.5, path="y")
@@ -105,7 +105,7 @@ class Refuses(Filter):
 
 
 @virtual
-async def test_a_filter_refuses_with_an_error_of_its_own():
+async def test_a_filter_refuses_with_its_own_error():
     async with engine_with(Refuses(ProductError(77, "no token"))) as engine:
         answer = await engine.ask(path="x")
         assert (answer.err_no, answer.err_msg) == (77, "no token")
@@ -119,7 +119,7 @@ async def test_a_filter_sends_callers_away_for_a_while():
             await engine.ask(path="x")
 
 
-def test_a_filter_that_breaks_before_a_request_is_admitted_lets_nobody_in(caplog):
+def test_a_filter_that_raises_before_admission_refuses_the_request(caplog):
     async def main():
         async with engine_with(Refuses(KeyError("token"))) as engine:
             answer = await engine.ask(path="x")
@@ -162,7 +162,7 @@ class Forgetful(Filter):
         answer.value[:] = [text.upper() for text in answer.value]
 
 
-def test_a_filter_that_returns_no_answer_leaves_it_and_is_told_of(caplog):
+def test_a_filter_that_returns_no_answer_is_ignored_and_logged(caplog):
     async def main():
         async with engine_with(Forgetful()) as engine:
             assert answers(await engine.ask(path="x")) == {"path": "X>A"}
@@ -194,13 +194,13 @@ async def test_a_request_for_another_service_is_refused():
         assert "This server is 'svc', the request names 'other'." in answer.err_msg
 
 
-def test_what_is_no_filter_is_an_error_of_the_configuration(monkeypatch):
+def test_a_factory_without_a_filter_is_a_configuration_error(monkeypatch):
     monkeypatch.setattr("pipeline.engine.filters.find", lambda kind, name: lambda options: 7)
     with pytest.raises(ConfigError, match="filters: seven: expected a Filter, found int"):
         configured({"seven": None})
 
 
-def test_a_filter_that_cannot_be_made_is_told_by_its_name(monkeypatch):
+def test_an_error_of_a_filters_factory_names_the_filter(monkeypatch):
     def without_its_file(options):
         raise OSError("no quotas")
 
@@ -214,7 +214,7 @@ class Misspelt(Filter):
         """Nobody calls this."""
 
 
-def test_a_method_that_looks_like_a_hook_and_is_none_is_warned_of(monkeypatch, caplog):
+def test_a_misspelt_hook_of_a_filter_is_a_warning(monkeypatch, caplog):
     monkeypatch.setattr("pipeline.engine.filters.find", lambda kind, name: Misspelt)
     configured({"mine": None})
     assert caplog.messages == ["filters.mine: on_requests is not a hook; did you mean on_request?"]

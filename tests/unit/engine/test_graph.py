@@ -67,7 +67,7 @@ def test_an_op_without_input_is_named():
         build_graph(ResponseOp([last]))
 
 
-def test_an_op_that_leads_nowhere_is_named():
+def test_an_op_without_a_path_to_the_end_is_named():
     read = RequestOp()
     a = Tag("a", [read])
     b = Tag("dangling", [a])

@@ -121,9 +121,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "method", "found"), BAD)
-def test_what_cannot_be_called_is_refused_with_what_was_found_and_what_is_expected(
-    name, method, found
-):
+def test_an_invalid_signature_is_refused_with_the_expected_forms(name, method, found):
     (text,) = faults(op_with(**{name: method}))
     assert text.startswith("Op 'op': ")
     assert "(test_hooks.py:" in text
@@ -150,7 +148,7 @@ def test_the_edges_are_looked_at_too():
     assert "pack_response_package(self, channeldata)" in pack
 
 
-def test_a_check_that_nobody_calls_may_have_any_form():
+def test_an_unused_check_jumping_may_have_any_signature():
     odd = op_with(check_jumping=lambda self, a, b: True)
     assert faults(odd) == []
     odd.set_jump_to_ops(Op("target", odd))
@@ -184,7 +182,7 @@ def test_both_process_and_postprocess_cannot_be_generators():
     assert "only one of them may be" in text
 
 
-def test_what_is_no_method_is_refused():
+def test_a_hook_that_is_not_a_method_is_refused():
     (text,) = faults(op_with(process="fast"))
     assert "Own.process is not a method, but str" in text
 
@@ -200,12 +198,12 @@ def test_an_async_check_jumping_would_always_be_true():
     assert "is async def, and nobody awaits it" in text
 
 
-def test_all_that_is_wrong_is_said_at_once():
+def test_all_faults_of_an_op_are_reported_at_once():
     op = op_with(preprocess=lambda self: {}, init_op=generator)
     assert len(faults(op)) == 2
 
 
-def test_a_server_with_such_an_op_does_not_start():
+def test_a_server_with_a_faulty_op_does_not_start():
     class Bad(Op):
         def preprocess(self, a, b, c, d, e):
             return a

@@ -51,14 +51,14 @@ def test_it_runs_both_stages():
     assert bound.op.called == ["preprocess", "postprocess"]
 
 
-def test_nothing_runs_for_a_request_that_is_over():
+def test_no_method_runs_for_a_finished_request():
     run, bound = lone(generation=1), bind(Notes())
     run.run(bound, None, iter(()).__next__)
     assert run.outcome is None
     assert bound.op.called == []
 
 
-def test_what_was_given_up_does_not_go_on():
+def test_an_item_that_was_given_up_does_not_continue():
     run = lone()
     bound = bind(Notes(lambda: setattr(as_batch(run), "is_superseded", True)))
     run.run(bound, None, lambda: 1)

@@ -65,7 +65,7 @@ def told(engine):
 
 
 @virtual
-async def test_a_request_leaves_a_row_and_a_turn_for_each_of_its_ops():
+async def test_a_request_has_a_row_and_a_span_for_each_of_its_ops():
     async with Engine(chain("a", "b"), None, {"a": 0.5, "b": 0.25}) as engine:
         await engine.ask()
         turns, (request,) = told(engine)
@@ -83,7 +83,7 @@ async def test_a_request_leaves_a_row_and_a_turn_for_each_of_its_ops():
 
 
 @virtual
-async def test_a_failed_request_says_so_and_its_code_and_later_ops_have_no_turn():
+async def test_a_failed_request_has_its_code_and_no_spans_of_later_ops():
     async with Engine(Tag("after", [Fails("bad", [chain("a")])])) as engine:
         assert (await engine.ask()).err_no == 51
         turns, (request,) = told(engine)
@@ -127,7 +127,7 @@ async def test_a_model_is_charged_for_the_rows_that_it_was_fed():
 
 
 @virtual
-async def test_what_waits_for_a_worker_when_its_time_is_over_is_rejected():
+async def test_a_request_that_waits_for_a_worker_at_its_deadline_is_rejected():
     async with Engine(chain("a"), {"timeout": 100}, {"a": None}) as engine:
         running = asyncio.ensure_future(engine.ask())
         await settle()
@@ -143,7 +143,7 @@ async def test_what_waits_for_a_worker_when_its_time_is_over_is_rejected():
 
 
 @virtual
-async def test_a_caller_that_leaves_cancels_what_waits_and_is_told_once():
+async def test_a_disconnect_cancels_waiting_requests_and_is_reported_once():
     async with Engine(chain("a"), None, {"a": None}) as engine:
         running = asyncio.ensure_future(engine.ask())
         await settle()
@@ -163,7 +163,7 @@ async def test_a_caller_that_leaves_cancels_what_waits_and_is_told_once():
 async def test_a_lost_job_is_the_others_fault_and_its_attempts_count_once():
     config = {"op": {"a": {"retry": 2}}}
     async with Engine(chain("a"), config, {"a": None}) as engine:
-        asked = asyncio.ensure_future(engine.ask())
+        task = asyncio.ensure_future(engine.ask())
         await settle()
         node = next(iter(engine.nodes.values()))
         for _ in range(2):
@@ -172,20 +172,20 @@ async def test_a_lost_job_is_the_others_fault_and_its_attempts_count_once():
             node.lost(job, WorkerDiedError("died"))
             await settle()
             engine.pools["a"]._feed()
-        await asked
+        await task
         turns, requests = told(engine)
     assert [turn["outcome"] for turn in turns] == [Outcome.OTHER]
     assert [request["outcome"] for request in requests] == [Outcome.BACKEND]
 
 
 @virtual
-async def test_a_restarted_request_counts_once_and_only_what_its_last_start_cost():
+async def test_a_restarted_request_counts_once_with_the_cost_of_its_last_start():
     config = {"dag": {"retry": 2}, "op": {"a": {"timeout": 100}}}
     async with Engine(Feeds("a", [RequestOp()]), config, {"a": None}) as engine:
-        asked = asyncio.ensure_future(engine.ask(rows="1"))
+        task = asyncio.ensure_future(engine.ask(rows="1"))
         await asyncio.sleep(0.15)
         engine.pools["a"].release()
-        await asked
+        await task
         _, requests = told(engine)
     assert len(requests) == 1
 
@@ -201,21 +201,21 @@ class PacksElsewhere(ResponseOp):
     ("config", "outcome"), [({"timeout": 100}, Outcome.REJECTED), ({}, Outcome.OTHER)]
 )
 @virtual
-async def test_what_is_too_late_while_it_is_packed_says_why(config, outcome):
+async def test_a_request_that_expires_while_it_is_packed_has_its_outcome(config, outcome):
     last = chain("a")
     packs = PacksElsewhere(input_ops=[last])
     async with Engine(last, config, {packs.name: None}, packs) as engine:
-        asked = engine.ask()
+        answer = engine.ask()
         await asyncio.sleep(1)
-        if not asked.done():
+        if not answer.done():
             engine.executor.answer_all_closed()
-        assert (await asked).err_no
+        assert (await answer).err_no
         _, (request,) = told(engine)
     assert request["outcome"] == outcome
 
 
 @virtual
-async def test_requests_that_are_refused_at_the_door_are_not_told():
+async def test_requests_refused_at_admission_have_no_rows():
     engine = Engine(chain("a"), {"worker_num": 1, "queue_size": 0}, {"a": None})
     async with engine:
         first = asyncio.ensure_future(engine.ask())
@@ -248,7 +248,7 @@ async def test_one_op_alone_works_on_a_request_that_is_for_it():
 
 @pytest.mark.parametrize("feeds", [False, True])
 @virtual
-async def test_an_op_that_runs_again_alone_finds_what_came_and_not_what_it_made_of_it(feeds):
+async def test_a_repeated_call_gets_the_original_feed(feeds):
     class Pops(Feeds):
         def preprocess(self, input_dicts, data_id, log_id):
             return {"x": input_dicts["@DAGExecutor"].pop("x")}, False, None, ""
@@ -261,10 +261,10 @@ async def test_an_op_that_runs_again_alone_finds_what_came_and_not_what_it_made_
     async with Engine(op, config, {"m": None}) as engine:
         payload = {"x": [1]} if feeds else {"@DAGExecutor": {"x": [1]}}
         route = RequestTarget(op=op, payload=payload, raw_inputs=feeds, wants_response=False)
-        asked = asyncio.ensure_future(engine.executor.handle(None, None, route))
+        task = asyncio.ensure_future(engine.executor.handle(None, None, route))
         await asyncio.sleep(0.3)  # the first attempt has taken too long
         engine.pools["m"].release()
-        assert (await asked).error is None
+        assert (await task).error is None
 
 
 @virtual
@@ -297,22 +297,22 @@ async def test_a_route_without_packing_ends_in_the_error_itself():
 
 
 @virtual
-async def test_who_asks_for_a_profile_gets_what_the_watcher_writes_of_its_turns():
+async def test_a_request_for_a_profile_gets_the_profile_of_its_spans():
     async with Engine(chain("a", "b")) as engine:
         written = []
         engine.watch(profile=lambda request: written.append(request.spans) or "the profile")
         plain = await engine.ask()
-        asked = await engine.ask(**{PROFILE_KEY: "1"})
+        response = await engine.ask(**{PROFILE_KEY: "1"})
     assert PROFILE_KEY not in plain.key
-    assert dict(zip(asked.key, asked.value, strict=True))[PROFILE_KEY] == "the profile"
+    assert dict(zip(response.key, response.value, strict=True))[PROFILE_KEY] == "the profile"
     assert [[turn[0] for turn in turns] for turns in written] == [[0, 1]]
 
 
 @virtual
-async def test_a_request_has_the_trace_that_was_begun_for_it():
+async def test_a_request_has_the_trace_that_the_watcher_started():
     async with Engine(chain("a"), None, {"a": None}) as engine:
         engine.watch(begin_trace=lambda data_id, caller: f"{data_id} of {caller}")
-        asked = asyncio.ensure_future(
+        task = asyncio.ensure_future(
             engine.executor.handle(
                 None, None, RequestTarget(payload={"path": "x"}, traceparent="t")
             )
@@ -321,7 +321,7 @@ async def test_a_request_has_the_trace_that_was_begun_for_it():
         (worker,) = engine.pools["a"].busy()
         assert worker.job.items[0].trace == "0 of t"
         engine.pools["a"].release()
-        await asked
+        await task
 
 
 # The journal --------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ class Sink:
         self.folds.append((len(spans), len(requests)))
 
 
-def test_a_journal_folds_by_itself_when_it_is_long_and_grows_until_then():
+def test_a_long_journal_is_flushed_between_batches():
     sink = Sink()
     journal = Journal([sink])
     for _ in range(5000):  # one batch: it must not be torn
@@ -357,7 +357,7 @@ def test_a_sink_reads_the_rows_by_name():
     assert [*op_spans(np.empty(0, SPAN))] == []
 
 
-def test_a_sink_that_fails_harms_nobody(caplog):
+def test_a_sink_that_raises_does_not_affect_other_sinks(caplog):
     class Breaks:
         def notify(self, spans, requests):
             raise ValueError("broken")
@@ -374,7 +374,7 @@ def test_a_sink_that_fails_harms_nobody(caplog):
     ("request_op", "outcome"), [(RequestOp(), Outcome.PRODUCT), (OwnRequestOp(), Outcome.BACKEND)]
 )
 @virtual
-async def test_a_request_that_cannot_be_read_is_its_callers_fault_unless_a_user_reads_it(
+async def test_an_unreadable_request_is_its_callers_fault_unless_a_user_parses_it(
     request_op, outcome
 ):
     async with Engine(Tag("a", [request_op])) as engine:
@@ -388,7 +388,7 @@ async def test_a_request_that_cannot_be_read_is_its_callers_fault_unless_a_user_
 
 
 @virtual
-async def test_a_response_op_that_answers_with_a_products_code_is_no_failure_of_the_service():
+async def test_a_product_code_of_a_response_op_is_not_a_failure_of_the_service():
     class Refuses(ResponseOp):
         def pack_response_package(self, channeldata):
             return pipeline_service_pb2.Response(err_no=51, err_msg="no face")

@@ -38,27 +38,27 @@ CAPACITY = 100.0  # of each of them, a second
 @GRAPHS
 @pytest.mark.parametrize(("times", "deadline_s"), [(2, 2.0), (10, 2.0), (10, 0.5)])
 @virtual
-async def test_more_than_can_be_done_costs_nothing_of_what_can(graph, times, deadline_s):
+async def test_overload_does_not_reduce_throughput(graph, times, deadline_s):
     last, ops, service_s = graph()
     async with Engine(last, {"op": ops}, service_s) as engine:
         load = Load(engine)
         began = asyncio.get_running_loop().time()
         await load.offer(5.0, times * CAPACITY, deadline_s)
-        found = await load.ended()
+        outcomes = await load.ended()
         assert load.answered_between(began + 1, began + 5) >= 0.9 * 4 * CAPACITY
         refused = [took for _, how, took in load.endings if how == REFUSED]
         assert sum(refused) == 0.0 or graph is diamond, "at once, if the first Op has too many"
         assert max(refused) < 0.6 * deadline_s, "and before long, if it is another one"
         assert min(load.retry_after_s, default=1) == 1
         late = [came for came, how, _ in load.endings if how == TOO_LATE]
-        assert found[TOO_LATE] < 0.3 * found[REFUSED]
+        assert outcomes[TOO_LATE] < 0.3 * outcomes[REFUSED]
         assert max(late, default=0.0) < began + 3 * deadline_s, "only until it is known"
         assert engine.executor.inside == engine.executor.waiting == 0
 
 
 @GRAPHS
 @virtual
-async def test_a_server_that_keeps_up_refuses_nobody(graph):
+async def test_a_server_below_its_capacity_refuses_no_request(graph):
     last, ops, service_s = graph()
     async with Engine(last, {"op": ops}, service_s) as engine:
         load = Load(engine)
@@ -86,7 +86,7 @@ async def test_a_burst_that_can_be_answered_in_time_is(graph):
 
 
 @virtual
-async def test_a_slow_first_request_makes_nobody_refused_behind_it():
+async def test_a_slow_first_request_causes_no_refusals():
     last, ops, _ = single()
     async with Engine(last, {"op": ops}, {"a": 5.0}) as engine:
         load = Load(engine)
@@ -97,7 +97,7 @@ async def test_a_slow_first_request_makes_nobody_refused_behind_it():
 
 
 @virtual
-async def test_a_service_that_became_faster_takes_what_it_now_can():
+async def test_a_faster_service_accepts_its_new_capacity():
     last, ops, service_s = single()
     async with Engine(last, {"op": ops}, service_s) as engine:
         load, loop = Load(engine), asyncio.get_running_loop()
@@ -110,7 +110,7 @@ async def test_a_service_that_became_faster_takes_what_it_now_can():
 
 
 @virtual
-async def test_a_service_that_became_slower_answers_what_it_now_can():
+async def test_a_slower_service_answers_its_new_capacity():
     last, ops, _ = single()
     async with Engine(last, {"op": ops}, {"a": 0.004}) as engine:
         load, loop = Load(engine), asyncio.get_running_loop()
@@ -129,24 +129,24 @@ async def test_requests_without_a_deadline_are_not_judged_and_not_passed_over():
         load, loop = Load(engine), asyncio.get_running_loop()
         offering = asyncio.ensure_future(load.offer(6.0, 10 * CAPACITY, 2.0))
         await asyncio.sleep(3.0)
-        asked = loop.time()
+        asked_at = loop.time()
         patient = [engine.ask(path="x") for _ in range(50)]
-        found = await asyncio.gather(*patient)
-        assert all(answers(response) for response in found)
-        assert loop.time() - asked < 2.0, "they had their turn among the others"
+        responses = await asyncio.gather(*patient)
+        assert all(answers(response) for response in responses)
+        assert loop.time() - asked_at < 2.0, "they had their turn among the others"
         await offering
         await load.ended()
 
 
 @virtual
-async def test_a_server_that_is_never_given_a_deadline_measures_nothing():
+async def test_a_server_without_deadlines_measures_no_throughput():
     async with Engine(chain("a"), None, {"a": 0.01}) as engine:
         await asyncio.gather(*(engine.ask(path="x") for _ in range(100)))
         assert engine.executor._admission.throughput is None
 
 
 @virtual
-async def test_a_request_for_an_idle_op_alone_is_not_refused_because_others_wait_elsewhere():
+async def test_a_request_of_an_idle_op_is_not_refused_for_the_queue_of_another():
     read = RequestOp()
     idle = Tag("idle", [read])
     last = Tag("last", [Tag("slow", [read]), idle])
@@ -171,9 +171,9 @@ async def test_the_service_timeout_is_a_deadline_too():
     async with Engine(last, {"op": ops, "timeout": 1000}, service_s) as engine:
         load = Load(engine)
         await load.offer(5.0, 3 * CAPACITY, None)
-        found = await load.ended()
-        assert found[REFUSED] > 0.8 * 5 * 2 * CAPACITY
-        assert engine.executor.state().rejected == found[REFUSED]
+        outcomes = await load.ended()
+        assert outcomes[REFUSED] > 0.8 * 5 * 2 * CAPACITY
+        assert engine.executor.state().rejected == outcomes[REFUSED]
 
 
 def order_of(config, deadlines, pauses):
@@ -195,12 +195,12 @@ def order_of(config, deadlines, pauses):
 
 
 @pytest.mark.parametrize("config", [None, {"worker_num": 1}], ids=["at the Op", "at the door"])
-def test_who_has_waited_too_long_goes_last_and_the_newest_of_them_first(config):
+def test_late_requests_are_last_and_the_newest_of_them_first(config):
     deadlines = [None, 10.0, 10.0, None, 10.0, 10.0]
     pauses = [0.0, 2.0, 2.0, 2.0, 1.0, 0.0]  # 1 has waited for 7 s, 2 for 5 s
     assert order_of(config, deadlines, pauses) == [0, 3, 4, 5, 2, 1]
 
 
 @pytest.mark.parametrize("config", [None, {"worker_num": 1}], ids=["at the Op", "at the door"])
-def test_as_long_as_nobody_has_waited_too_long_the_oldest_goes_first(config):
+def test_without_late_requests_the_oldest_is_first(config):
     assert order_of(config, [None, 10.0, 2.0, None], [0.0, 0.5, 0.3, 0.1]) == [0, 1, 2, 3]

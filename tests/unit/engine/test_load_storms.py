@@ -34,7 +34,7 @@ def test_each_kind_has_its_share_of_mixed_overload(seed):
 
 
 @pytest.mark.parametrize("name", sorted(loads.MUTANTS))
-def test_a_wrong_judge_is_found(name):
+def test_the_fuzzer_reports_a_mutant(name):
     assert loads.run(SHOWN_BY[name]) == []
     with loads.MUTANTS[name]():
         assert loads.run(SHOWN_BY[name])

@@ -38,11 +38,11 @@ def shape(runs):
 # The rule ---------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_a_worker_died_of_is_taken_apart_which_costs_no_attempt():
+def test_a_batch_of_a_dead_worker_is_split_without_an_attempt():
     assert shape(run_of(1, 2, 3).again(DIED, 1)) == [([1], 0), ([2], 0), ([3], 0)]
 
 
-def test_a_single_request_that_a_worker_died_of_is_tried_as_often_as_configured():
+def test_a_single_request_of_a_dead_worker_is_repeated_as_configured():
     run, tries = run_of(1), 0
     while runs := run.again(DIED, 3):
         (run,) = runs
@@ -51,23 +51,23 @@ def test_a_single_request_that_a_worker_died_of_is_tried_as_often_as_configured(
     assert run.attempts == 2
 
 
-def test_a_batch_that_took_too_long_is_taken_apart_while_there_are_attempts_left():
+def test_a_batch_that_timed_out_is_split_while_attempts_remain():
     assert shape(run_of(1, 2).again(LATE, 2)) == [([1], 1), ([2], 1)]
     assert run_of(1, 2, attempts=1).again(LATE, 2) == []
 
 
-def test_what_is_tried_again_leaves_out_who_is_over():
+def test_a_repetition_omits_finished_requests():
     assert shape(run_of(1, 2, 3, over=(2,)).again(LATE, 2)) == [([1], 1), ([3], 1)]
     assert shape(run_of(1, 2, over=(2,)).again(DIED, 2)) == [([1], 0)]
 
 
-def test_who_is_left_of_a_batch_does_not_pay_for_who_is_over():
+def test_a_remaining_request_does_not_lose_an_attempt_for_finished_ones():
     """The worker may have died of the request that has ended meanwhile."""
     assert shape(run_of(1, 2, over=(2,)).again(DIED, 1)) == [([1], 0)]
 
 
 @pytest.mark.parametrize("error", [DIED, LATE, InitError("outage")])
-def test_nothing_is_tried_again_for_requests_that_are_all_over(error):
+def test_a_batch_of_finished_requests_is_not_repeated(error):
     assert run_of(1, 2, over=(1, 2)).again(error, 5) == []
 
 
@@ -75,14 +75,14 @@ def test_an_outage_is_not_waited_for():
     assert run_of(1, 2).again(InitError("all workers end again and again"), 5) == []
 
 
-def test_a_run_that_starts_over_begins_with_nothing():
+def test_a_repeated_run_starts_without_outcomes():
     run = run_of(1, 2)
     run.outcomes, run.is_superseded, run.jumped = ["left over", None], True, True
     for fresh in (*run.again(DIED, 2), *run.again(LATE, 2)):
         assert (fresh.outcomes, fresh.is_superseded, fresh.jumped) == ([], False, False)
 
 
-def test_the_error_says_who_died_where_why_and_what_was_in_the_batch():
+def test_the_error_names_worker_cause_and_batch():
     text = str(run_of(4, 5).died("op", 2, "was killed by SIGSEGV (a native crash)"))
     assert "[op] failed to predict. (data_id=4 log_id=7) [op|2]" in text
     assert "(batch: [4, 5]): the worker process was killed by SIGSEGV (a native crash)." in text
@@ -129,7 +129,7 @@ class Lossy(Engine):
 
 
 @virtual
-async def test_after_a_death_every_request_of_the_batch_runs_alone_and_only_the_deadly_one_fails():
+async def test_after_a_worker_died_requests_run_alone_and_only_the_deadly_one_fails():
     async with Lossy() as engine:
         good, deadly, other = await engine.ask_all("good", "deadly", "other")
         assert engine.pool.batches[-1] == [1, 2, 3]
@@ -151,35 +151,35 @@ async def test_after_a_death_every_request_of_the_batch_runs_alone_and_only_the_
 @virtual
 async def test_a_request_is_tried_as_often_as_configured_on_workers_that_die():
     async with Lossy(retry=3) as engine:
-        asked = engine.ask(path="x")
+        answer = engine.ask(path="x")
         for _ in range(2):
             await settle()
             engine.lose()
         await settle()
         engine.pool.release()
-        assert answers(await asked) == {"path": "x>slow"}
+        assert answers(await answer) == {"path": "x>slow"}
         assert engine.pool.batches == [[0]] * 3
 
 
 @virtual
 async def test_a_batch_that_is_lost_twice_is_started_over_once():
     async with Lossy(retry=5) as engine:
-        asked = engine.ask(path="x")
+        answer = engine.ask(path="x")
         await settle()
         job = engine.lose()
         engine.pool.owner.lost(job, DIED)
         await settle()
         assert engine.pool.batches == [[0]] * 2
         engine.pool.release()
-        await asked
+        await answer
         node = next(iter(engine.nodes.values()))
         assert node.load.running == 0
 
 
 @virtual
-async def test_a_result_that_comes_after_the_loss_changes_nothing():
+async def test_a_result_after_the_loss_is_ignored():
     async with Lossy(retry=2) as engine:
-        asked = engine.ask(path="x")
+        answer = engine.ask(path="x")
         await settle()
         (worker,) = engine.pool.busy()
         job = engine.lose()
@@ -187,14 +187,14 @@ async def test_a_result_that_comes_after_the_loss_changes_nothing():
         engine.pool.owner.done(worker, job)
         await settle()
         engine.pool.release()
-        assert answers(await asked) == {"path": "x>slow"}
+        assert answers(await answer) == {"path": "x>slow"}
 
 
 @virtual
 async def test_requests_that_are_over_when_their_worker_dies_are_left_alone():
     async with Lossy(retry=3) as engine:
-        good, gone = await engine.ask_all("good", "gone")
-        gone.cancel()
+        good, left = await engine.ask_all("good", "gone")
+        left.cancel()
         await settle()
         engine.lose()
         await settle()
@@ -206,10 +206,10 @@ async def test_requests_that_are_over_when_their_worker_dies_are_left_alone():
 
 
 @virtual
-async def test_a_batch_whose_requests_are_all_over_is_not_started_again():
+async def test_a_lost_batch_of_finished_requests_is_not_repeated():
     async with Lossy(retry=3) as engine:
-        asked = await engine.ask_all("a", "b")
-        for task in asked:
+        requests = await engine.ask_all("a", "b")
+        for task in requests:
             task.cancel()
         await settle()
         begun = len(engine.pool.batches)
@@ -221,20 +221,20 @@ async def test_a_batch_whose_requests_are_all_over_is_not_started_again():
 
 
 @virtual
-async def test_an_outage_fails_what_was_lost_to_it_with_its_reason():
+async def test_an_outage_fails_lost_requests_with_its_reason():
     async with Lossy(retry=3) as engine:
-        asked = await engine.ask_all("a", "b")
+        requests = await engine.ask_all("a", "b")
         engine.lose(InitError("all its worker processes end again and again"))
-        for response in await asyncio.gather(*asked):
+        for response in await asyncio.gather(*requests):
             assert response.err_no == 3003
             assert "again and again" in response.err_msg
 
 
 @virtual
-async def test_a_lost_batch_from_before_a_restart_does_not_count_for_the_request():
+async def test_a_lost_batch_of_an_earlier_generation_does_not_count():
     """dag.retry raised the request's generation while its old batch was still running."""
     async with Lossy(retry=1) as engine:
-        asked = engine.ask(path="x")
+        answer = engine.ask(path="x")
         await settle()
         (request,) = engine.executor._admission.active
         request.generation += 1
@@ -246,15 +246,15 @@ async def test_a_lost_batch_from_before_a_restart_does_not_count_for_the_request
         await settle()
         assert engine.pool.batches == [[0], [0]]
         engine.pool.release()
-        assert answers(await asked) == {"path": "again>slow"}
+        assert answers(await answer) == {"path": "again>slow"}
         assert node.load.running == 0
 
 
 @virtual
-async def test_a_batch_in_a_process_that_hangs_is_killed_and_tried_again_then_fails_with_6000():
+async def test_a_batch_in_a_hanging_process_is_repeated_and_then_fails():
     """What a worker process got to is known there only, so the whole batch starts over."""
     async with Lossy(retry=2, timeout=100) as engine:
-        asked = engine.ask(path="x")
+        answer = engine.ask(path="x")
         for attempt in (1, 2):
             await settle()
             (worker,) = engine.pool.busy()
@@ -263,6 +263,6 @@ async def test_a_batch_in_a_process_that_hangs_is_killed_and_tried_again_then_fa
             assert len(engine.pool.given_up) == attempt - 1
             await asyncio.sleep(0.05)
             assert len(engine.pool.given_up) == attempt
-        response = await asked
+        response = await answer
         assert response.err_no == 6000
         assert "exceeded retry count" in response.err_msg

@@ -46,7 +46,7 @@ def check_share(load, began, per_s):
 @pytest.mark.parametrize("times", [2, 10])
 @pytest.mark.parametrize("quick_per_s", [50, 500], ids=["few quick", "many quick"])
 @virtual
-async def test_who_goes_past_a_slow_op_is_not_refused_for_it(times, quick_per_s):
+async def test_a_request_that_bypasses_a_slow_op_is_not_refused_for_it(times, quick_per_s):
     last = Tag("slow", [Gate("gate", RequestOp())])
     service_s = {"gate": 0.001, "slow": 0.04}
     config = {"op": {"gate": {"concurrency": 2}, "slow": SLOW}}
@@ -73,7 +73,7 @@ async def test_the_first_quick_request_behind_many_slow_ones_is_not_refused():
 @pytest.mark.parametrize("times", [2, 10])
 @pytest.mark.parametrize("of_graph", [True, False], ids=["of the graph", "of the Op"])
 @virtual
-async def test_kept_answers_are_not_refused_for_those_that_are_missed(times, of_graph):
+async def test_cache_hits_are_not_refused_for_misses(times, of_graph):
     kept = {"response_cache": True}
     config = {"op": {"slow": SLOW | ({} if of_graph else kept)}, **(kept if of_graph else {})}
     cache = ModelCache(ServerCache("local", LocalCache(LocalOptions(size=1 << 24))), "svc", "1")
@@ -94,7 +94,7 @@ LEVELS = {
 
 @pytest.mark.parametrize("times", [2, 10])
 @virtual
-async def test_the_first_level_is_not_refused_for_those_that_go_last(times):
+async def test_the_first_level_is_not_refused_for_lower_levels(times):
     config = {"op": {"slow": SLOW | LEVELS}}
     async with Engine(Tag("slow", [RequestOp()]), config, {"slow": 0.04}) as engine:
         first, last = Load(engine, priority=1), Load(engine, priority=2)
@@ -118,7 +118,9 @@ async def test_a_level_that_asks_for_too_much_has_all_that_there_is(times):
 
 @pytest.mark.parametrize(("worker_num", "waits"), [(None, False), (256, True)])
 @virtual
-async def test_who_waits_at_an_op_takes_no_place_unless_places_are_counted(worker_num, waits):
+async def test_a_request_that_waits_at_an_op_occupies_a_place_only_with_worker_num(
+    worker_num, waits
+):
     last = Tag("slow", [Gate("gate", RequestOp())])
     config = {"op": {"slow": {"concurrency": 1}}}
     if worker_num is not None:
@@ -136,7 +138,7 @@ async def test_who_waits_at_an_op_takes_no_place_unless_places_are_counted(worke
 
 
 @virtual
-async def test_who_waits_at_ops_is_bounded_by_the_queue_size():
+async def test_requests_that_wait_at_ops_are_bounded_by_the_queue_size():
     config = {"queue_size": 10, "op": {"slow": {"concurrency": 1}}}
     async with Engine(Tag("slow", [RequestOp()]), config, {"slow": None}) as engine:
         asked = [engine.ask(path="x") for _ in range(300)]

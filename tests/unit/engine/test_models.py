@@ -92,7 +92,7 @@ async def test_a_graph_and_its_ops_go_through_their_states_together():
 
 
 @virtual
-async def test_what_cannot_be_loaded_says_why():
+async def test_a_model_that_cannot_be_loaded_has_the_reason():
     registry, served = ModelRegistry(), Served("one")
     registry.add(served)
     served.failure = InitError("no model file")
@@ -116,7 +116,7 @@ def test_a_step_is_in_the_table_or_raises(old, new):
 
 
 @virtual
-async def test_what_is_loaded_is_not_loaded_again():
+async def test_a_loaded_model_cannot_be_loaded_again():
     registry, served = ModelRegistry(), Served("one")
     registry.add(served)
     served.done.set()
@@ -136,7 +136,7 @@ def test_a_name_is_there_once(other):
 
 
 @virtual
-async def test_a_request_goes_to_the_graph_that_it_names_and_else_to_the_first():
+async def test_a_request_runs_in_the_named_graph_or_the_first():
     registry, one, two = ModelRegistry(), Served("one"), Served("two")
     registry.add(one)
     assert registry.begin == one.engine.begin, "with one graph nothing stands in between"

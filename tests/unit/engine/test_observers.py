@@ -19,7 +19,7 @@ def breaks(*told):
 
 @pytest.mark.parametrize("watcher", ["on_failure", "on_success"])
 @virtual
-async def test_a_request_is_answered_and_its_place_free_whatever_a_watcher_does(watcher, caplog):
+async def test_a_request_is_answered_when_a_watcher_raises(watcher, caplog):
     engine = Engine(Refuses("a", RequestOp()) if watcher == "on_failure" else chain("a"))
     engine.watch(**{watcher: breaks})
     async with engine:
@@ -41,7 +41,7 @@ async def test_a_profile_that_cannot_be_written_is_left_out(caplog):
 
 
 @virtual
-async def test_a_trace_that_cannot_begin_is_none(caplog):
+async def test_a_trace_that_cannot_start_is_none(caplog):
     engine = Engine(chain("a"))
     engine.watch(begin_trace=breaks)
     async with engine:

@@ -35,7 +35,7 @@ def offloaded(**how):
 
 
 @offloaded()
-async def test_work_runs_in_a_thread_of_its_own_and_gives_its_result(offload):
+async def test_work_runs_in_its_own_thread_and_returns_its_result(offload):
     thread, left_s = await offload.run(threading.current_thread)
     assert thread.name.startswith("pipeline-large")
     assert left_s is None
@@ -48,7 +48,7 @@ async def test_an_error_of_the_work_is_the_askers(offload):
 
 
 @offloaded(threads=1)
-async def test_what_the_work_held_is_freed_with_its_error(offload):
+async def test_objects_of_the_work_are_released_with_its_error(offload):
     class Body:
         pass
 
@@ -72,13 +72,13 @@ async def test_what_the_work_held_is_freed_with_its_error(offload):
 
 
 @offloaded(limit_s=50.0)
-async def test_the_shorter_of_two_deadlines_counts_and_what_is_left_of_it_is_told(offload):
+async def test_the_earlier_deadline_counts_and_the_rest_is_returned(offload):
     _, left_s = await offload.run(lambda: None, 1000.0)
     assert 0 < left_s <= 50.0
 
 
 @offloaded(threads=1)
-async def test_work_that_takes_too_long_is_given_up_at_its_next_slice(offload):
+async def test_work_past_its_deadline_ends_at_its_next_slice(offload):
     begun, released, ended = threading.Event(), threading.Event(), threading.Event()
 
     def work():
@@ -100,7 +100,7 @@ async def test_work_that_takes_too_long_is_given_up_at_its_next_slice(offload):
 
 
 @offloaded(threads=1)
-async def test_work_of_a_caller_who_leaves_before_its_turn_is_never_begun(offload):
+async def test_work_of_a_cancelled_caller_never_starts(offload):
     released, begun = threading.Event(), []
     first = asyncio.ensure_future(offload.run(lambda: released.wait(20)))
     second = asyncio.ensure_future(offload.run(lambda: begun.append(1)))
@@ -131,7 +131,7 @@ async def test_no_more_works_at_once_than_there_are_threads(offload):
 
 
 @offloaded(threads=1)
-async def test_stopping_gives_up_what_is_at_work(offload):
+async def test_stop_ends_running_work(offload):
     begun = threading.Event()
 
     def work():
@@ -139,13 +139,13 @@ async def test_stopping_gives_up_what_is_at_work(offload):
         while True:
             breathe()
 
-    asked = asyncio.ensure_future(offload.run(work))
+    task = asyncio.ensure_future(offload.run(work))
     assert await asyncio.to_thread(begun.wait, 20)
     await offload.stop()
     with pytest.raises(AbandonedError):
-        await asked
+        await task
 
 
 @offloaded(threads=0)
-async def test_without_threads_work_is_done_where_it_is_asked_for(offload):
+async def test_without_threads_work_runs_on_the_loop(offload):
     assert await offload.run(threading.current_thread, 5.0) == (threading.current_thread(), 5.0)

@@ -7,7 +7,7 @@ import numpy as np
 from pipeline.engine.run.stages import is_as_before, keep_changes, restore
 
 
-def test_an_op_that_nobody_changesis_as_before():
+def test_an_unchanged_op_state_equals_its_snapshot():
     state = {"a": 1, "b": np.arange(3)}
     assert is_as_before(state, dict(state))
 
@@ -26,7 +26,7 @@ def test_an_attribute_more_or_less_or_by_another_name_is_a_change():
     assert not is_as_before({"b": value}, before)
 
 
-def test_what_one_request_changed_each_of_them_finds_as_it_left_it():
+def test_each_request_gets_its_own_changes_back():
     before = {"a": 1, "kept": 2}
     states = {0: {"a": 1, "kept": 2}, 1: {"a": 5, "kept": 2}, 2: {"kept": 2}}
     keep_changes(before, states, dict(states[2]))

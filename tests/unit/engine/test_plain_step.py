@@ -70,7 +70,7 @@ def told(outcome: Any) -> Any:
 
 @pytest.mark.parametrize("prepared", PREPARED)
 @pytest.mark.parametrize("answered", ANSWERED)
-def test_one_is_told_what_each_of_two_is(prepared, answered):
+def test_a_single_request_and_each_of_two_get_the_same_outcome(prepared, answered):
     class Plain(Op):
         def preprocess(self, input_dicts, data_id, log_id):
             return PREPARED[prepared]()

@@ -55,7 +55,7 @@ def feed(*values, plain=0):
         ("BATCH_ITEM_SHAPE_FLATTEN", [3, 1, 3, 1, 2, 2]),
     ],
 )
-def test_process_is_told_of_shapes(kind, value):
+def test_process_receives_shapes(kind, value):
     # The example of model_config.proto: two rows of [3, 1], one of [2, 2].
     assert batch_input(kind, [(2, 3, 1), (1, 2, 2)]).tolist() == value
 
@@ -72,13 +72,13 @@ def test_requests_of_several_shapes_share_a_call_and_each_gets_its_own():
     assert (one["p"].tolist(), two["p"].tolist()) == ([[0]], [[5]])
 
 
-def test_what_is_not_ragged_has_to_agree_and_a_call_its_most_rows():
+def test_dense_inputs_must_have_equal_shapes_and_calls_have_a_limit_of_rows():
     wide = {"r": np.zeros((1, 2), np.float32), "p": np.zeros((1, 3), int)}
     calls = rules().plan({0: feed(1), 1: wide, 2: feed(1, 2), 3: feed(3)}, 2)
     assert [call.items for call in calls] == [[0, 2], [3], [1]]
 
 
-def test_a_lone_request_and_each_of_a_mini_batch_are_told_of_their_shapes_too():
+def test_single_and_mini_batch_requests_also_receive_shapes():
     calls = rules().plan({0: [feed(1), feed(1, 2)]})
     assert [(call.part, call.feed["ends"].tolist()) for call in calls] == [(0, [1]), (1, [2])]
 
@@ -89,7 +89,7 @@ def test_a_call_that_is_split_gets_its_batch_inputs_again():
     assert [(each.feed["ends"].tolist(), each.attempts) for each in apart] == [([2], 1), ([1], 1)]
 
 
-def test_who_has_not_what_is_told_of_fails_alone():
+def test_a_request_without_a_ragged_input_fails_alone():
     good, bad, odd = rules().plan({0: {"p": np.zeros((1, 1))}, 1: 7, 2: feed(1)})
     assert isinstance(good.error, InputError)
     assert "'r' is missing" in str(good.error)
@@ -156,7 +156,7 @@ async def ask_all(engine, op, values, is_feed, sequences=()):
 )
 @pytest.mark.parametrize("is_feed", [True, False])
 @virtual
-async def test_an_op_gets_ragged_batches_whoever_cuts_them(batching, is_feed):
+async def test_an_op_gets_ragged_batches_from_each_scheduler(batching, is_feed):
     op = Twice("a", RequestOp())
     keys = {**KEYS, "batch_size": 4, **batching}
     async with Engine(op, {"op": {"a": keys}}, {"a": None}) as engine:
@@ -165,8 +165,8 @@ async def test_an_op_gets_ragged_batches_whoever_cuts_them(batching, is_feed):
         for _ in futures:
             engine.pools["a"].release()
             await settle()
-        found = await asyncio.gather(*futures)
-        told = [each.payload["twice"].tolist() for each in found]
+        responses = await asyncio.gather(*futures)
+        told = [each.payload["twice"].tolist() for each in responses]
         assert told == [[[2]], [[4, 6]], [[8, 10, 12]]]
         assert max(map(len, op.calls)) > 1, "some shared a call"
 

@@ -61,7 +61,7 @@ def test_instances_that_need_the_same_run_one_after_the_other():
     assert begun == ["a", "b"]
 
 
-def test_what_there_is_plenty_of_is_shared():
+def test_abundant_resources_are_shared():
     begun: list[str] = []
     limiter = RateLimiter({(ANY_DEVICE, "r"): 4})
     one, other = (Model(limiter, begun, needs(r=2)) for _ in range(2))
@@ -70,7 +70,7 @@ def test_what_there_is_plenty_of_is_shared():
     assert begun == ["a", "b"]
 
 
-def test_who_needs_nothing_waits_for_nobody_but_those_before():
+def test_a_model_without_resources_waits_only_for_its_instances():
     begun: list[str] = []
     limiter = RateLimiter()
     busy, free = Model(limiter, begun, needs(r=1)), Model(limiter, begun, needs())
@@ -95,7 +95,7 @@ def test_priorities_share_out_the_executions(priority):
     assert abs(begun.count("often") - priority * begun.count("seldom")) <= priority
 
 
-def test_who_needs_much_is_not_overtaken_for_ever():
+def test_a_large_need_is_not_overtaken_forever():
     begun: list[str] = []
     limiter = RateLimiter({(ANY_DEVICE, "r"): 4})
     small, large = Model(limiter, begun, *[needs(r=2)] * 2), Model(limiter, begun, needs(r=4))
@@ -108,7 +108,7 @@ def test_who_needs_much_is_not_overtaken_for_ever():
     assert begun == ["small", "small", "large"]
 
 
-def test_who_comes_late_does_not_make_up_for_what_it_missed():
+def test_a_new_model_does_not_make_up_for_missed_runs():
     begun: list[str] = []
     limiter = RateLimiter()
     old = Model(limiter, begun, needs(r=1))
@@ -136,7 +136,7 @@ def test_a_run_for_one_worker_waits_for_its_own_instance():
     assert begun == ["a", "c", "b"]
 
 
-def test_a_model_that_goes_gives_back_what_it_had():
+def test_a_closed_model_releases_its_resources():
     begun: list[str] = []
     limiter = RateLimiter()
     one, other = (Model(limiter, begun, needs(r=2)) for _ in range(2))
@@ -160,7 +160,7 @@ def test_instances_that_can_run_at_once_are_counted():
     ("limits", "count"),
     [({(ANY_DEVICE, "r"): 1}, 1), ({(10, "r"): 9}, 0), ({(ANY_DEVICE, "other"): 9}, 0)],
 )
-def test_too_little_is_told_in_tritons_words(limits, count):
+def test_too_few_resources_are_refused_with_tritons_message(limits, count):
     limiter = RateLimiter(limits)
     text = (
         f'Resource count for "r" is limited to {count} which will prevent scheduling of one or '
@@ -199,7 +199,7 @@ async def test_ops_that_need_the_same_do_not_work_at_the_same_time():
 
 
 @virtual
-async def test_a_batch_that_is_lost_gives_back_what_it_had():
+async def test_a_lost_batch_releases_its_resources():
     config = {"op": {"only": {"rate_limiter": NEED, "timeout": 1000}}}
     async with Engine(Tag("only", [RequestOp()]), config, {"only": None}) as there:
         open_limits(RateLimiter(), there.nodes.values(), asyncio.get_running_loop())
@@ -211,7 +211,7 @@ async def test_a_batch_that_is_lost_gives_back_what_it_had():
 
 
 @virtual
-async def test_who_is_done_and_has_more_to_do_is_among_those_who_wait():
+async def test_a_model_with_more_work_queues_behind_the_waiting_ones():
     source = RequestOp()
     often, seldom = Tag("often", [source]), Tag("seldom", [source])
     seldom_needs = {**NEED, "priority": 2}

@@ -53,7 +53,7 @@ def test_the_table_names_every_phase():
 
 
 @pytest.mark.parametrize(("before", "after"), sorted(LEGAL))
-def test_a_legal_step_is_taken(before, after):
+def test_a_legal_step_changes_the_phase(before, after):
     request = request_in(before)
     request.advance(after)
     assert request.phase is after
@@ -67,7 +67,7 @@ def test_an_illegal_step_fails_a_test(before, after):
     assert request.phase is before
 
 
-def test_a_server_logs_an_illegal_step_and_goes_on(monkeypatch, caplog):
+def test_a_server_logs_an_illegal_step_and_continues(monkeypatch, caplog):
     monkeypatch.undo()
     assert requests.report_illegal_step.__module__ == requests.__name__
     request = request_in(ENDED)

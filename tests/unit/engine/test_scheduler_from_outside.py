@@ -77,7 +77,7 @@ def finish(pool, data_id):
 
 
 @virtual
-async def test_answers_leave_in_order_are_kept_and_batches_wait_for_what_is_shared():
+async def test_an_external_scheduler_has_ordering_cache_and_rate_limits():
     config = {
         "batching": "newestfirst",
         "concurrency": 3,
@@ -110,12 +110,12 @@ async def test_answers_leave_in_order_are_kept_and_batches_wait_for_what_is_shar
         assert len(pool.batches) == 4
 
 
-def test_what_is_derived_from_another_has_none_of_its_traits():
+def test_a_derived_scheduler_does_not_inherit_traits():
     assert traits_of("passed").lets_pass
     assert traits_of("derived") == SchedulerTraits()
 
 
-def test_only_who_reads_dynamic_batching_may_be_given_it():
+def test_dynamic_batching_is_refused_for_a_scheduler_that_does_not_read_it():
     keys = {"batching": "passed", "dynamic_batching": {"preserve_ordering": True}}
     with pytest.raises(ConfigError, match="is for batching: dynamic, found passed"):
         Engine(chain("a"), {"op": {"a": keys}})

@@ -71,7 +71,7 @@ def count_calls(holder, name):
 
 
 @virtual
-async def test_text_becomes_what_the_schema_says_and_an_answer_is_filled_in():
+async def test_text_is_converted_and_answers_are_completed_by_schemas():
     op = Says()
     async with Engine(op, response_op=ResponseOp(op, schema=Said)) as engine:
         assert answers(await engine.ask(a="3")) == {"said": "fine", "more": "more"}
@@ -86,7 +86,7 @@ async def test_text_becomes_what_the_schema_says_and_an_answer_is_filled_in():
 
 
 @virtual
-async def test_what_a_frontend_has_unpacked_is_checked_without_conversion():
+async def test_data_that_a_frontend_unpacked_is_checked_without_conversion():
     op = Says()
     async with Engine(op) as engine:
 
@@ -105,7 +105,7 @@ async def test_what_a_frontend_has_unpacked_is_checked_without_conversion():
 
 
 @virtual
-async def test_what_is_large_is_checked_in_a_thread():
+async def test_large_data_is_checked_in_a_thread():
     class Many(pipeline.Schema):
         a: int
         many: list[int]
@@ -128,7 +128,7 @@ async def test_what_is_large_is_checked_in_a_thread():
 
 
 @virtual
-async def test_a_schema_with_code_of_its_own_is_asked_in_threads():
+async def test_a_schema_with_custom_code_is_checked_in_threads():
     op = Says()
     async with Engine(op, response_op=ResponseOp(op, schema=Slow)) as engine:
         assert answers(await engine.ask(a="3")) == {"said": "fine", "more": "more"}
@@ -139,7 +139,7 @@ async def test_a_schema_with_code_of_its_own_is_asked_in_threads():
 
 
 @virtual
-async def test_what_a_user_s_own_method_unpacked_is_checked_as_well():
+async def test_the_result_of_a_custom_unpack_is_checked():
     op = Says(Adds(schema=Ask))
     async with Engine(op) as engine:
         assert answers(await engine.ask(a="3")) == {"said": "fine"}
@@ -149,7 +149,7 @@ async def test_what_a_user_s_own_method_unpacked_is_checked_as_well():
 
 @pytest.mark.parametrize("has_schema", [False, True])
 @virtual
-async def test_without_a_schema_nothing_of_it_is_there(has_schema):
+async def test_without_a_schema_no_check_is_installed(has_schema):
     op = Says(RequestOp(schema=Ask) if has_schema else RequestOp())
     response_op = ResponseOp(op, schema=Said) if has_schema else ResponseOp(op)
     async with Engine(op, response_op=response_op) as engine:
@@ -173,7 +173,7 @@ def called(self, feed_batch, typical_logid):
 
 
 @virtual
-async def test_a_request_that_runs_again_brings_what_the_check_made_of_it():
+async def test_a_repeated_request_starts_with_the_converted_payload():
     class Pops(Says):
         def preprocess(self, input_dicts):
             seen = dict(super().preprocess(input_dicts))
@@ -188,10 +188,10 @@ async def test_a_request_that_runs_again_brings_what_the_check_made_of_it():
     engine = Engine(op, config, {"says": None}, ResponseOp(op, schema=Said))
     async with engine:
         checks = count_calls(engine.executor._unpacker, "_check_text")
-        asked = engine.ask(a="3")
+        answer = engine.ask(a="3")
         await asyncio.sleep(0.5)
         engine.pools["says"].release()
-        assert answers(await asked) == {"said": "fine", "more": "more"}
+        assert answers(await answer) == {"said": "fine", "more": "more"}
         assert op.seen == [{"a": 3, "b": "b"}] * 3
         assert len(checks) == 1, "what was checked is not text any more"
         refused = await engine.ask(a="x")
@@ -202,7 +202,7 @@ async def test_a_request_that_runs_again_brings_what_the_check_made_of_it():
 
 @pytest.mark.parametrize("said", ["fine", "fail"])
 @virtual
-async def test_an_answer_that_is_checked_while_its_request_starts_again_does_not_count(said):
+async def test_an_answer_under_check_is_ignored_after_a_restart_of_its_request(said):
     """The last Op hangs with what came first; the second one answers in its place meanwhile."""
     said_before = ["before"]
 
@@ -220,15 +220,15 @@ async def test_an_answer_that_is_checked_while_its_request_starts_again_does_not
     times = {"hangs": None, "answers": 0.1, "@DAGExecutor": None}
     engine = Engine(last, config, times, ResponseOp(last, schema=Slow))
     async with engine:
-        asked = engine.ask(a="3")
+        task = engine.ask(a="3")
         await asyncio.sleep(0.35)
         assert engine.pools["answers"].begun_at == pytest.approx([1000.0, 1000.2])
         checks = engine.pools["ResponseOp"]
         checks.release()  # that of the first start
         await settle()
-        assert not asked.done(), "what the first start answered is not its answer"
+        assert not task.done(), "what the first start answered is not its answer"
         checks.release()
-        answer = await asked
+        answer = await task
         if said == "fine":
             assert answers(answer) == {"said": "fine", "more": "more"}
         else:

@@ -14,8 +14,8 @@ LAST = SequenceStep(id=7, end=True, slot=3)
 
 
 def array_of(control, *steps):
-    (found,) = Controls("m", [control]).arrays(steps).values()
-    return found
+    (values,) = Controls("m", [control]).arrays(steps).values()
+    return values
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ def array_of(control, *steps):
     [("INT32", "int32", (0, 1)), ("FP32", "float32", (0, 1)), ("BOOL", "bool", (False, True))],
 )
 def test_flags(kind, expected, datatype, dtype, values):
-    found = array_of(Control("C", kind, datatype, values), FIRST, LAST)
-    assert found.dtype == dtype
-    assert found.tolist() == np.array(expected, dtype).tolist()
+    array = array_of(Control("C", kind, datatype, values), FIRST, LAST)
+    assert array.dtype == dtype
+    assert array.tolist() == np.array(expected, dtype).tolist()
 
 
 def test_a_flag_has_the_values_that_were_chosen():
@@ -49,14 +49,14 @@ def test_a_flag_has_the_values_that_were_chosen():
     ],
 )
 def test_ids_that_are_numbers_have_their_low_bits(datatype, expected):
-    found = array_of(Control("I", Kind.CORRID, datatype), FIRST, LAST)
-    assert found.dtype == datatype.lower()
-    assert found.tolist() == expected
+    array = array_of(Control("I", Kind.CORRID, datatype), FIRST, LAST)
+    assert array.dtype == datatype.lower()
+    assert array.tolist() == expected
 
 
 def test_ids_that_are_texts():
-    found = array_of(Control("I", Kind.CORRID, "STRING"), SequenceStep(id="käse"))
-    assert found.tolist() == [["käse"]]
+    array = array_of(Control("I", Kind.CORRID, "STRING"), SequenceStep(id="käse"))
+    assert array.tolist() == [["käse"]]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_rows_between_are_empty():
     assert found["scale"] == 2.0
 
 
-def test_rows_between_are_taken_out_again():
+def test_filler_rows_are_removed():
     found = gathered(spread(FEED, [1, 3]) | {"other": np.arange(3)}, [1, 3])
     assert found["x"].tolist() == FEED["x"].tolist()
     assert found["text"].tolist() == FEED["text"].tolist()
@@ -99,6 +99,6 @@ def test_rows_between_are_taken_out_again():
     assert found["other"].tolist() == [0, 1, 2]
 
 
-def test_without_rows_between_nothing_is_copied():
+def test_without_filler_rows_no_array_is_copied():
     assert spread(FEED, [0, 1])["x"] is FEED["x"]
     assert gathered(FEED, [0, 1]) is FEED

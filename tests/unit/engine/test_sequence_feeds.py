@@ -41,7 +41,7 @@ def only(made, items, steps, most_rows=4):
 STEPS = [step(1, start=True), step(3)]
 
 
-def test_rows_are_at_their_slots_where_fillers_can_be_told_from_them():
+def test_rows_have_the_index_of_their_slot_with_a_ready_control():
     fed = only(feeds(READY, START), [x(1), x(3)], STEPS)
     assert fed.feed["x"].tolist() == [[0], [1], [0], [3]]
     assert fed.feed["READY"].tolist() == [[-5], [1], [-5], [1]]
@@ -52,7 +52,7 @@ def test_rows_are_at_their_slots_where_fillers_can_be_told_from_them():
 @pytest.mark.parametrize(
     "made", [feeds(START), feeds(READY, START, strategy="oldest")], ids=["no READY", "oldest"]
 )
-def test_else_there_are_no_fillers(made):
+def test_without_a_ready_control_there_are_no_fillers(made):
     fed = only(made, [x(1), x(3)], STEPS)
     assert fed.feed["x"].tolist() == [[1], [3]]
     assert fed.feed["START"].tolist() == [[True], [False]]
@@ -75,7 +75,7 @@ def test_a_request_of_several_rows_has_no_place_among_fillers():
     assert "'m' must specify batch-size 1 due to requirements of sequence batcher" in text
 
 
-def test_a_filler_has_a_state_like_the_others_and_none_is_kept_of_it():
+def test_a_filler_has_an_initial_state_which_is_not_saved():
     made = feeds(READY, states=[STATE])
     steps = [step(2)]
     made.begin(steps)

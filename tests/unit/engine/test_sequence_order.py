@@ -91,7 +91,7 @@ def wide(count=4, **config):
 
 
 @virtual
-async def test_what_overtakes_on_the_way_waits_for_its_turn():
+async def test_a_request_that_overtook_waits_for_its_turn():
     async with wide() as engine:
         asked = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "7", "7 end"])]
         await pool(engine, "pass", 2, 3, 1, 0)
@@ -109,7 +109,7 @@ async def test_another_sequence_does_not_wait_for_it():
 
 
 @virtual
-async def test_who_fails_on_the_way_lets_the_others_pass():
+async def test_a_request_that_fails_early_lets_the_others_pass():
     async with wide() as engine:
         asked = [ask(engine, words, x) for words, x in [("7 start", 0), ("7", -1), ("7 end", 2)]]
         await pool(engine, "pass", 2, 0, 1)
@@ -123,7 +123,7 @@ async def test_who_fails_on_the_way_lets_the_others_pass():
 
 @virtual
 @pytest.mark.parametrize("how", ["was cancelled", "ran out of time"])
-async def test_who_leaves_on_the_way_ends_the_sequence_in_its_turn(how):
+async def test_a_request_cancelled_early_ends_the_sequence_in_its_turn(how):
     async with wide() as engine:
         timeout_s = 5.0 if how == "ran out of time" else None
         first = ask(engine, "7 start", 0)
@@ -159,7 +159,7 @@ async def test_a_step_that_a_worker_before_lost_ends_the_sequence():
 
 
 @virtual
-async def test_who_is_held_and_leaves_ends_the_sequence_and_is_not_missed_twice():
+async def test_a_held_request_that_is_cancelled_ends_the_sequence_once():
     async with wide() as engine:
         first, gone, last = (ask(engine, words, 1) for words in ("7 start", "7", "7 end"))
         await pool(engine, "pass", 1, 2)
@@ -178,7 +178,7 @@ async def test_who_is_held_and_leaves_ends_the_sequence_and_is_not_missed_twice(
 
 
 @virtual
-async def test_a_start_that_fails_on_the_way_ends_the_old_sequence_of_its_id():
+async def test_a_start_that_fails_early_ends_the_old_sequence_of_its_id():
     async with wide() as engine:
         asked = [ask(engine, *each) for each in (("7 start", 0), ("7 start", -1), ("7", 2))]
         await pool(engine, "pass", 2, 1, 0)
@@ -198,7 +198,7 @@ class Parts(Op):
 
 
 @virtual
-async def test_who_goes_another_way_is_not_waited_for():
+async def test_a_request_with_another_path_is_not_waited_for():
     parts = Parts("parts", [RequestOp()])
     both = keeps(parts, name="odd"), keeps(parts, name="even")
     last = keeps(*both, name="keeps")
@@ -220,7 +220,7 @@ async def test_who_goes_another_way_is_not_waited_for():
 
 
 @virtual
-async def test_a_sequence_with_a_request_on_its_way_is_not_idle():
+async def test_a_sequence_with_a_request_under_way_is_not_idle():
     async with wide() as engine:
         asked = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "8 start"])]
         await pool(engine, "pass", 0)
@@ -236,7 +236,7 @@ async def test_a_sequence_with_a_request_on_its_way_is_not_idle():
 
 
 @virtual
-async def test_those_who_wait_to_be_admitted_do_not_overtake_however_late_they_are():
+async def test_requests_that_wait_for_admission_do_not_overtake_when_late():
     async with wide(worker_num=2) as engine:
         words = ["7 start", "7", "7", "7", "7 end"]
         asked = [ask(engine, each, x, 10.0) for x, each in enumerate(words)]
@@ -262,7 +262,7 @@ class Fails(Passes):
 @pytest.mark.parametrize("most", [1, 5, 1000])
 @pytest.mark.parametrize("seed", range(3))
 @virtual
-async def test_a_storm_leaves_no_wrong_answer_and_nobody_waiting(seed, most, channel_size):
+async def test_random_requests_of_sequences_are_answered_correctly(seed, most, channel_size):
     dice = random.Random(seed)
     fails = Fails("fails", [RequestOp()])
     fails.dice = dice
@@ -334,7 +334,7 @@ def _checked(asked, answers):
 
 @pytest.mark.parametrize("config", [{"worker_num": 2}, {"dag": {"channel_size": 1}}, {}])
 @virtual
-async def test_those_who_wait_for_a_slot_keep_nobody_out_who_has_one(config):
+async def test_requests_that_wait_for_a_slot_do_not_block_sequences_with_one(config):
     op = keeps(Passes("pass", [RequestOp()]))
     ops = {"keeps": {"sequence": {"strategy": "oldest", "max_idle_ms": 1000_000}}}
     engine = Engine(op, {"queue_size": 1, "op": ops, **config})
@@ -351,7 +351,7 @@ async def test_those_who_wait_for_a_slot_keep_nobody_out_who_has_one(config):
 
 
 @virtual
-async def test_many_of_one_sequence_keep_nobody_out_who_has_a_slot_too():
+async def test_many_requests_of_a_sequence_do_not_block_another_with_a_slot():
     engine = Engine(keeps(RequestOp()), {"worker_num": 2, "op": {"keeps": {"concurrency": 2}}})
     async with engine:
         engine.pools["keeps"].service_s = None
@@ -366,7 +366,7 @@ async def test_many_of_one_sequence_keep_nobody_out_who_has_a_slot_too():
 
 
 @virtual
-async def test_without_workers_those_who_wait_for_a_slot_are_told_so():
+async def test_without_workers_requests_that_wait_for_a_slot_get_an_error():
     async with wide() as engine:
         engine.pools["pass"].service_s = 0.0
         keeps_pool = engine.pools["keeps"]

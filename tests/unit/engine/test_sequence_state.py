@@ -50,7 +50,7 @@ def test_rows_that_were_together_are_fed_again_without_a_copy() -> None:
     assert others.tolist() == rows(3, 2).tolist()
 
 
-def test_who_is_idle_does_not_keep_the_whole_batch_that_it_was_in() -> None:
+def test_an_idle_slot_does_not_hold_a_whole_batch_in_memory() -> None:
     states, busy, idle = states_of(), list(range(19)), range(19, 2000)
     begin(states, *busy, *idle)
     made: list[weakref.ref[np.ndarray]] = []
@@ -66,7 +66,7 @@ def test_who_is_idle_does_not_keep_the_whole_batch_that_it_was_in() -> None:
     assert states.feed([idle[0]])["s"].tolist() == rows(1).tolist()
 
 
-def test_a_slot_has_nothing_of_who_had_it_before() -> None:
+def test_a_slot_has_no_state_of_its_previous_sequence() -> None:
     states = states_of()
     begin(states, 0)
     step(states, 0)
@@ -78,14 +78,14 @@ def test_a_slot_has_nothing_of_who_had_it_before() -> None:
     assert states.feed((0,))["s"].tolist() == rows(0).tolist()
 
 
-def test_a_row_of_nobody_is_initial_and_is_not_kept() -> None:
+def test_a_filler_row_is_initial_and_is_not_saved() -> None:
     states = states_of()
     begin(states, 1)
     assert step(states, None, 1).tolist() == rows(0, 0).tolist()  # type: ignore[arg-type]
     assert states.feed((None, 1))["s"].tolist() == rows(0, 1).tolist()
 
 
-def test_what_is_copied_elsewhere_and_restored_is_the_same() -> None:
+def test_a_copied_state_can_be_restored_in_another_worker() -> None:
     for keys in ({}, {"batch_axis": 1}, {"use_same_buffer_for_input_output": True}):
         states, other = states_of(**keys), states_of(**keys)
         begin(states, 0, 1)
@@ -99,7 +99,7 @@ def test_what_is_copied_elsewhere_and_restored_is_the_same() -> None:
         assert other.copy(0) == {}
 
 
-def test_what_is_written_into_one_buffer_changes_no_copy() -> None:
+def test_a_write_into_a_shared_buffer_does_not_change_a_copy() -> None:
     states = states_of(use_same_buffer_for_input_output=True)
     begin(states, 0)
     fed = states.feed((0,))["s"]
@@ -120,7 +120,7 @@ def test_what_is_written_into_one_buffer_changes_no_copy() -> None:
         (None, r"of shape \[\]"),
     ],
 )
-def test_a_state_is_as_it_was_declared(value: Any, text: str) -> None:
+def test_a_state_must_match_its_declaration(value: Any, text: str) -> None:
     with pytest.raises(PayloadTypeError, match=f"returned state 't' {text}"):
         states_of().returned({"t": value}, 2)
 

@@ -34,14 +34,14 @@ def test_cases_on_a_virtual_clock_end_as_they_may():
     assert not found, "python -m fuzz.sequences --seed SEED --cases 1 shows each again"
 
 
-def test_any_number_of_refused_requests_let_each_other_in_and_are_told_why():
+def test_any_number_of_refused_requests_get_their_reason():
     nodes = (Node("keeps", (READ,), "direct", slots=1), Node("b", ("keeps",)), Node("c", ("b",)))
     first = Step(1, "a", start=True, end=True, delays_s={"b": 0.1})
     others = [Step(number, f"none {number}", at_s=0.02) for number in range(2, 400)]
     assert sequences.run(Case(nodes, (first, *others), worker_num=1)) == []
 
 
-def test_behind_an_end_that_goes_another_way_a_start_is_missing():
+def test_after_an_end_on_another_path_a_start_is_missing():
     keeps = Node("keeps", ("fork",), "oldest", slots=1)
     nodes = (Node("fork", (READ,)), keeps, Node("last", ("fork", "keeps")))
     ways = {"fork": ("last",)}
@@ -49,7 +49,7 @@ def test_behind_an_end_that_goes_another_way_a_start_is_missing():
     assert sequences.run(Case(nodes, steps)) == []
 
 
-def test_behind_a_start_that_kills_workers_nothing_goes_on_of_what_was_before():
+def test_a_start_that_kills_workers_ends_the_previous_sequence():
     kept = {"workers": "process", "has_state": True, "is_kept": True, "slots": 1}
     nodes = (Node("keeps", (READ,), "direct", **kept),)
     steps = (
@@ -84,7 +84,7 @@ def as_it_comes(self, item, now):
         (answer_cache, "key_of", lambda *said: b"the same for all"),
     ],
 )
-def test_a_defect_that_is_put_in_is_found(monkeypatch, of, method, other):
+def test_the_fuzzer_reports_an_inserted_defect(monkeypatch, of, method, other):
     monkeypatch.setattr(of, method, other)
     monkeypatch.setattr(sequences, "_OVER_S", 120.0)
     cases = (made_case(seed) for seed in range(_SEED, _SEED + _MOST_CASES))

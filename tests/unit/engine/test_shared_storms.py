@@ -133,5 +133,5 @@ async def storm(rng):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_each_request_ends_and_nothing_is_left(seed):
+def test_each_request_ends_and_no_entry_remains(seed):
     run_virtual(storm(random.Random(seed)))

@@ -59,7 +59,7 @@ async def finish(pool, count):
         await settle()
 
 
-def test_what_comes_alone_goes_at_once_and_what_comes_together_goes_together():
+def test_single_requests_start_at_once_and_simultaneous_ones_share_a_batch():
     async def main():
         last = Tag("a", [RequestOp()])
         async with Engine(last, service_s={"a": None}) as engine:
@@ -107,7 +107,7 @@ def test_workers_of_a_plug_in_that_take_items_run_process_too(monkeypatch):
 
 
 @pytest.mark.parametrize("goes_well", [True, False])
-def test_a_request_and_its_only_span_are_one_row_if_it_goes_well(goes_well):
+def test_a_successful_request_and_its_only_span_are_one_row(goes_well):
     class Packs(ResponseOp):
         def pack_response_package(self, channeldata):
             if not goes_well:
@@ -175,7 +175,7 @@ def test_batches_and_bounded_channels_need_the_scheduler():
     run_virtual(main())
 
 
-def test_a_worker_that_hangs_in_what_nobody_waits_for_is_given_up():
+def test_a_worker_that_hangs_for_a_finished_request_is_given_up():
     after = []
 
     class Notes(Op):

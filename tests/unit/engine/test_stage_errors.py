@@ -37,13 +37,13 @@ def test_an_error_of_overload_keeps_when_to_ask_again(given: Any, told: int):
     assert failure.retry_after_s == told
 
 
-def test_one_that_cannot_tell_when_says_a_second():
+def test_an_overload_error_with_an_unreadable_delay_has_one_second():
     failure = stage_failure(Odd("no place"), "text")
     assert type(failure) is OverloadedError
     assert failure.retry_after_s == 1
 
 
-def test_one_with_a_code_of_its_own_is_what_the_code_says():
+def test_an_overload_error_with_its_own_code_is_an_error_of_that_code():
     failure = stage_failure(Coded("no place"), "text")
     assert not isinstance(failure, OverloadedError)
     assert failure.code == 5123

@@ -95,7 +95,7 @@ def strands() -> Iterator[Strands]:
     logging.disable(logging.NOTSET)
 
 
-def test_cases_on_a_virtual_clock_end_as_the_model_says(strands):
+def test_cases_on_a_virtual_clock_end_as_the_model_predicts(strands):
     print(f"python -m fuzz --seed {_SEED} --cases {_CASES}")
     found = {}
     for seed in range(_SEED, _SEED + _CASES):
@@ -106,12 +106,12 @@ def test_cases_on_a_virtual_clock_end_as_the_model_says(strands):
 
 
 @pytest.mark.parametrize("seed", [914209])  # one branch was refused, and the other one failed
-def test_what_was_found_is_mended(seed, strands):
+def test_a_seed_of_an_earlier_defect_passes(seed, strands):
     assert virtual.run(generator.generate(seed, FEATURES), strands) == []
 
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
-def test_a_defect_that_is_put_back_is_found(name, strands):
+def test_the_fuzzer_reports_a_restored_defect(name, strands):
     cases = (generator.generate(_SEED + number, FEATURES) for number in range(_MOST_CASES))
     if name in SHOWN_BY:
         assert virtual.run(SHOWN_BY[name], strands) == []
@@ -155,7 +155,7 @@ def codes(found):
     return sorted(getattr(each, "code", 0) for each in found)
 
 
-def test_answers_go_where_a_request_says():
+def test_the_model_follows_the_targets_of_a_request():
     ops = (
         OpSpec("fork", (REQUEST,), has_process=False),
         OpSpec("side", ("fork",), has_process=False),
@@ -179,14 +179,14 @@ def test_a_race_may_be_over_before_an_answer_that_ends_the_request():
     assert len(outcomes((slow, quick, OpSpec("join", join.inputs)), ways={"slow": None})) == 1
 
 
-def test_a_loop_is_taken_as_often_as_a_request_says_and_the_op_lets_it():
+def test_the_model_counts_laps_up_to_max_loops():
     ops = (OpSpec("a", (REQUEST,), has_process=False, loops_to="a", max_loops=2),)
     (twice,) = outcomes(ops, laps=2)
     assert twice.value.count("a(") == 3
     assert outcomes(ops, laps=3) == {model.Failure(model.LOST, "which is its max_loops")}
 
 
-def test_of_two_first_arrivals_either_may_be_first_but_an_error_never_wins():
+def test_each_of_two_first_arrivals_may_be_first_but_an_error_never_wins():
     ops = _RACE
     assert codes(outcomes(ops)) == [0, 0]
     assert codes(outcomes(ops, faults={"slow": Fault("product_pre")})) == [0]
@@ -195,12 +195,12 @@ def test_of_two_first_arrivals_either_may_be_first_but_an_error_never_wins():
     assert failure.holds == "<r1@slow>", "the first producer's"
 
 
-def test_a_choice_is_the_same_for_all_who_read_it():
+def test_a_choice_is_the_same_for_all_its_readers():
     ops = [*_RACE, OpSpec("l", ("join",)), OpSpec("r", ("join",)), OpSpec("end", ("l", "r"))]
     assert len(outcomes(ops)) == 2, "not four"
 
 
-def test_a_request_alone_pays_for_its_fault_and_a_batch_only_where_it_must():
+def test_a_fault_affects_other_requests_only_in_a_batch_without_retry():
     hang = RequestSpec(2, faults={"a": Fault("hang")})
     alone = OpSpec("a", (REQUEST,), timeout_s=1.0)
     batched = OpSpec("a", (REQUEST,), timeout_s=1.0, batch_size=2)

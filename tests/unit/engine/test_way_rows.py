@@ -48,7 +48,7 @@ SPANS = [
 STAGES = {"input_ns": 4, "infer_ns": 1, "output_ns": 4}
 
 
-def test_each_step_is_a_span_that_was_ready_when_the_last_that_it_reads_had_ended():
+def test_each_span_is_ready_at_the_end_of_the_last_step_that_it_reads():
     sink = Kept()
     rows, recorders, journal = rows_of(sink)
     for data_id in (7, 8):
@@ -65,7 +65,7 @@ def test_each_step_is_a_span_that_was_ready_when_the_last_that_it_reads_had_ende
     assert len(sink.spans) == 8
 
 
-def test_a_start_of_a_request_that_is_over_adds_nothing_to_its_times():
+def test_a_restart_of_a_finished_request_does_not_change_its_times():
     sink = Kept()
     rows, _, journal = rows_of(sink)
     rows.add_spans(SimpleNamespace(data_id=7, rows=2), (5, 10, 20, *MARKS), is_over=True)
@@ -73,7 +73,7 @@ def test_a_start_of_a_request_that_is_over_adds_nothing_to_its_times():
     assert len(sink.spans) == 4
 
 
-def test_a_request_and_its_spans_in_one_row_are_what_they_are_in_several():
+def test_a_combined_row_equals_separate_rows():
     sink = Kept()
     rows, _, journal = rows_of(sink)
     record = RequestRecord(8, PIPELINE, 2, Outcome.OK, 0, 1, 2, 3, 22, 23, *STAGES.values())
@@ -92,7 +92,7 @@ def test_a_request_and_its_spans_in_one_row_are_what_they_are_in_several():
     assert len(sink.requests) == 3, "nothing happened since"
 
 
-def test_they_are_flushed_when_they_stand_for_many_spans():
+def test_rows_are_flushed_when_they_represent_many_spans():
     sink = Kept()
     rows, _, _ = rows_of(sink)
     for data_id in range(MAX_ROWS // 4):

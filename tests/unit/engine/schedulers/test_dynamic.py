@@ -27,11 +27,11 @@ def size(batch):
     return len(batch.items)
 
 
-def test_there_is_no_batch_of_nothing():
+def test_no_batch_is_cut_from_an_empty_queue():
     assert filled(0, batch_size=8).next(load(), 5.0) is None
 
 
-def test_without_a_timeout_nobody_waits():
+def test_without_a_timeout_a_batch_is_cut_at_once():
     assert size(filled(1, batch_size=8).next(load(), 5.0)) == 1
 
 
@@ -50,7 +50,7 @@ def test_busy_workers_get_no_batch_that_is_not_full():
     assert size(filled(7, batch_size=8).next(load(2, running=1), 5.0)) == 7
 
 
-def test_a_full_batch_is_queued_at_a_busy_worker_that_is_known_to_be_quick():
+def test_a_full_batch_is_queued_at_a_busy_worker_if_the_worker_is_quick():
     assert filled(8, batch_size=8).next(load(2, running=2), 5.0) is None
     assert size(filled(8, batch_size=8).next(load(2, running=2, service_s=0.0001), 5.0)) == 8
     assert filled(8, batch_size=8).next(load(0, service_s=0.0001), 5.0) is None
@@ -68,7 +68,7 @@ def test_no_more_begin_than_there_is_room_for_behind():
     assert size(scheduler.next(load(max_items=3), 5.0)) == 3
 
 
-def test_nobody_waits_for_company_that_cannot_come():
+def test_a_batch_is_cut_at_once_when_the_engine_is_full():
     scheduler = filled(2, batch_size=8, auto_batching_timeout_s=0.01)
     assert size(scheduler.next(load(is_full=True), 5.0)) == 2
 
@@ -84,19 +84,19 @@ def test_nobody_waits_for_company_that_cannot_come():
         (0.00125, 1, 5),
     ],
 )
-def test_adaptive_aims_at_what_arrives_while_a_batch_runs(gap_s, workers, target):
+def test_adaptive_aims_at_the_requests_that_arrive_during_a_run(gap_s, workers, target):
     scheduler = AdaptiveScheduler(OpConfig(batch_size=8, auto_batching_timeout_s=0.005))
     scheduler.gap_s = gap_s
     assert scheduler.target(load(workers, service_s=0.005)) == target
 
 
-def test_adaptive_wants_a_full_batch_when_everything_arrives_at_once():
+def test_adaptive_waits_for_a_full_batch_when_requests_arrive_in_bursts():
     scheduler = filled(3, AdaptiveScheduler, batch_size=8, auto_batching_timeout_s=0.005)
     assert scheduler.target(load(service_s=0.005)) == 8
     assert scheduler.next(load(service_s=0.005), 5.0) == 5.005
 
 
-def test_adaptive_cuts_a_batch_as_soon_as_it_is_large_enough():
+def test_adaptive_cuts_a_batch_when_its_target_is_reached():
     scheduler = filled(2, AdaptiveScheduler, batch_size=8, auto_batching_timeout_s=0.005)
     scheduler.gap_s = 0.0025
     assert size(scheduler.next(load(2, service_s=0.005), 5.0)) == 2
@@ -138,7 +138,7 @@ def test_workers_that_are_far_away_have_their_next_batch_with_them(service_s, ba
 
 @pytest.mark.parametrize("batching", ["full", "adaptive"])
 @virtual
-async def test_in_an_engine_a_lone_request_waits_for_company_as_long_as_configured(batching):
+async def test_an_engine_delays_a_single_request_by_the_configured_timeout(batching):
     op = {"batch_size": 4, "auto_batching_timeout": 50, "batching": batching}
     async with Engine(Tag("a", input_ops=[RequestOp()]), {"op": {"a": op}}) as engine:
         began = asyncio.get_running_loop().time()

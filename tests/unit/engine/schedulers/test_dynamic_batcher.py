@@ -83,7 +83,7 @@ def test_cases_of_l0_batcher_that_collect_first(name, sizes, held, requests, ran
 
 
 @pytest.mark.parametrize(("count", "ran"), [(4, [4]), (5, [4, 1]), (7, [6, 1]), (3, [3])], ids=str)
-def test_without_a_delay_nobody_waits_for_a_preferred_size(count, ran):
+def test_without_a_delay_no_batch_waits_for_a_preferred_size(count, ran):
     """L0_batcher's preferred_batch_only_*: preferred sizes 4 and 6."""
     batcher = preferring(4, 6, delay=0, held=count)
     for _ in range(count):
@@ -124,7 +124,7 @@ def test_a_request_is_never_split_and_a_batch_never_too_large():
     assert [size for _, size in batcher.at(1.0).sizes] == [3, 6, 3]
 
 
-def test_samples_are_bounded_by_what_the_model_takes():
+def test_a_batch_has_at_most_the_samples_that_the_model_accepts():
     batcher = Queueing(batch_size=32, max_queue_delay_microseconds=TEN_S)
     batcher.load.max_rows = 4
     for _ in range(5):
@@ -132,7 +132,7 @@ def test_samples_are_bounded_by_what_the_model_takes():
     assert batcher.at(100.0).sizes == [(0, 4), (10, 1)]
 
 
-def test_nobody_waits_for_company_that_cannot_come():
+def test_a_batch_is_cut_at_once_when_the_engine_is_full():
     batcher = preferring(8)
     batcher.load.is_full = True
     batcher.ask(3)
@@ -217,7 +217,7 @@ def test_timeout_override(timeout, refused_at, ran_at):
 
 
 @pytest.mark.parametrize("policy", [{"allow_timeout_override": True}, {}], ids=["allowed", "not"])
-def test_without_a_default_the_timeout_of_a_request_says_nothing(policy):
+def test_without_a_default_timeout_the_timeout_of_a_request_is_ignored(policy):
     batcher = preferring(4, default_queue_policy=policy)
     batcher.ask(1, timeout=1)
     assert batcher.at(100.0).sizes == [(10.0, 1)]
@@ -271,7 +271,7 @@ def test_observed_of_triton_strict_priority_and_first_come_within_a_level():
 
 
 @pytest.mark.parametrize("priority", [0, 4, 2**63])
-def test_a_priority_that_is_none_of_the_levels_is_the_default(priority):
+def test_a_priority_outside_the_levels_becomes_the_default_level(priority):
     batcher = Queueing(batch_size=1, run_s=1.0, priority_levels=3, default_priority_level=2)
     batcher.ask()
     batcher.ask(priority=3)
@@ -280,14 +280,14 @@ def test_a_priority_that_is_none_of_the_levels_is_the_default(priority):
     assert batcher.at(100.0).order == [[1], [4], [3], [2]]
 
 
-def test_without_levels_a_priority_says_nothing():
+def test_without_levels_a_priority_is_ignored():
     batcher = Queueing(batch_size=1, run_s=1.0)
     for priority in (5, 3, 1):
         batcher.ask(priority=priority)
     assert batcher.at(100.0).order == [[1], [2], [3]]
 
 
-def test_one_of_a_higher_priority_takes_a_place_in_a_batch_that_waits():
+def test_a_request_of_higher_priority_displaces_others_from_a_waiting_batch():
     batcher = Queueing(
         batch_size=4,
         max_queue_delay_microseconds=TEN_S,
@@ -299,7 +299,7 @@ def test_one_of_a_higher_priority_takes_a_place_in_a_batch_that_waits():
     assert batcher.order == [[3, 4, 1]]
 
 
-def test_each_level_has_a_queue_of_its_own_size():
+def test_each_level_has_its_own_queue_size():
     batcher = Queueing(
         batch_size=1,
         run_s=1.0,
@@ -314,7 +314,7 @@ def test_each_level_has_a_queue_of_its_own_size():
     assert batcher.at(100.0).order == [[1], [2], [3], [5]]
 
 
-def test_who_is_late_is_told_in_time_while_all_instances_are_busy():
+def test_a_timeout_is_reported_in_time_while_all_instances_are_busy():
     policy = {"default_timeout_microseconds": 150_000}
     batcher = Queueing(batch_size=1, run_s=5.0, default_queue_policy=policy)
     batcher.ask()
@@ -324,7 +324,7 @@ def test_who_is_late_is_told_in_time_while_all_instances_are_busy():
     assert batcher.order == [[1]], "its time is that in the queue, not that of its run"
 
 
-def test_the_last_one_that_is_late_does_not_wait_on_an_idle_instance():
+def test_a_single_late_request_does_not_wait_while_an_instance_is_idle():
     policy = {"timeout_action": "delay", "default_timeout_microseconds": 100_000}
     batcher = Queueing(batch_size=1, run_s=1.0, default_queue_policy=policy)
     for _ in range(3):
@@ -335,7 +335,7 @@ def test_the_last_one_that_is_late_does_not_wait_on_an_idle_instance():
     ]
 
 
-def test_without_limits_a_whole_batch_goes_to_a_busy_instance_ahead():
+def test_without_limits_a_full_batch_is_sent_ahead_to_a_busy_instance():
     batcher = Queueing(batch_size=2, run_s=1.0)
     batcher.load.service_s = 0.5
     for _ in range(6):
@@ -348,7 +348,7 @@ def test_without_limits_a_whole_batch_goes_to_a_busy_instance_ahead():
     assert limited.sizes == [(0, 1)], "who is limited is in the queue until it runs"
 
 
-def test_who_leaves_takes_no_place_and_no_time():
+def test_a_cancelled_request_occupies_no_place_and_causes_no_delay():
     policy = {"default_timeout_microseconds": 1_000_000, "max_queue_size": 2}
     batcher = preferring(8, default_queue_policy=policy)
     first, second = batcher.ask(), batcher.ask()
@@ -364,7 +364,7 @@ def test_who_leaves_takes_no_place_and_no_time():
     assert not len(scheduler)
 
 
-def test_levels_that_callers_choose_leave_nothing_behind():
+def test_arbitrary_priorities_do_not_accumulate_queues():
     batcher = Queueing(batch_size=1, priority_levels=2**64 - 1, default_priority_level=1)
     for priority in range(1, 1000):
         batcher.ask(priority=priority)
@@ -372,7 +372,7 @@ def test_levels_that_callers_choose_leave_nothing_behind():
     assert len(vars(batcher.scheduler)["_queues"]) <= 65
 
 
-def test_limits_of_those_who_have_left_are_forgotten():
+def test_limits_of_finished_requests_are_removed():
     policy = {"default_timeout_microseconds": 3600_000_000}
     batcher = Queueing(batch_size=1, default_queue_policy=policy)
     for _ in range(1000):
@@ -382,7 +382,7 @@ def test_limits_of_those_who_have_left_are_forgotten():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_comes_runs_once_or_is_refused_and_batches_are_legal(seed):
+def test_each_request_runs_once_or_is_refused_and_batches_are_legal(seed):
     """Random requests and times: each batch is cut from the queue independently of earlier ones."""
     random_ = random.Random(seed)
     action = random_.choice(["reject", "delay"])

@@ -35,13 +35,13 @@ class Seats:
         self.scheduler.leave(self.items[data_id])
 
 
-def test_nobody_joins_if_nobody_waits():
+def test_without_waiting_requests_no_batch_is_cut():
     seats = Seats()
     assert seats.next() is None
     assert len(seats.scheduler) == 0
 
 
-def test_all_who_wait_join_at_once_as_far_as_there_are_seats():
+def test_all_waiting_requests_join_at_once_while_seats_are_free():
     seats = Seats()
     seats.add(1)
     assert seats.next() == ([1], 0)
@@ -62,7 +62,7 @@ def test_a_seat_is_free_when_its_request_has_left():
     assert seats.scheduler.under_way == 2
 
 
-def test_a_request_that_is_over_keeps_its_seat_until_its_worker_says_so():
+def test_a_finished_request_occupies_its_seat_until_its_worker_reports_it():
     seats = Seats(batch_size=1)
     seats.add(1, 2)
     assert seats.next() == ([1], 0)
@@ -96,7 +96,7 @@ def test_workers_have_turns():
     assert seats.next() == ([4], 1)
 
 
-def test_nobody_joins_without_workers():
+def test_no_request_joins_without_workers():
     seats = Seats(workers=1)
     seats.add(1)
     seats.load.workers = 0
@@ -105,7 +105,7 @@ def test_nobody_joins_without_workers():
     assert len(seats.scheduler) == 0
 
 
-def test_rows_of_all_that_are_under_way_are_bounded():
+def test_the_sum_of_rows_under_way_is_bounded():
     seats = Seats(batch_size=8, max_rows=8)
     seats.add(1, rows=3)
     assert seats.next() == ([1], 0)
@@ -116,7 +116,7 @@ def test_rows_of_all_that_are_under_way_are_bounded():
     assert seats.next() == ([3], 0)
 
 
-def test_a_request_of_more_rows_than_a_step_may_have_goes_alone():
+def test_a_request_with_more_rows_than_a_step_allows_runs_alone():
     seats = Seats(batch_size=8, max_rows=8)
     seats.add(1, rows=9)
     seats.add(2)
@@ -124,7 +124,7 @@ def test_a_request_of_more_rows_than_a_step_may_have_goes_alone():
     assert seats.next() is None
 
 
-def test_who_has_waited_too_long_joins_last():
+def test_a_late_request_joins_last():
     seats = Seats(batch_size=1)
     seats.add(1, late_from=4.0)
     seats.add(2)

@@ -41,7 +41,7 @@ class Kept(Sequences):
         }
 
 
-def test_it_goes_on_at_another_worker_and_brings_its_states() -> None:
+def test_a_sequence_continues_at_another_worker_with_its_states() -> None:
     at = Kept(workers=2)
     at.ask("7 start")
     assert at.next() == (0, {0: "7/1"})
@@ -62,7 +62,7 @@ def test_it_goes_on_at_another_worker_and_brings_its_states() -> None:
     assert (state.live, state.slots, state.ended, state.lost) == (0, 2, 1, 0)
 
 
-def test_the_first_request_of_a_sequence_brings_that_there_is_nothing() -> None:
+def test_a_repeated_first_request_carries_empty_states() -> None:
     at = Kept()
     at.ask("7 start")
     at.next()
@@ -71,7 +71,7 @@ def test_the_first_request_of_a_sequence_brings_that_there_is_nothing() -> None:
     assert at.given() == {1: {}}
 
 
-def test_those_of_a_lost_batch_run_alone_and_who_is_to_blame_fails() -> None:
+def test_requests_of_a_lost_batch_run_alone_and_the_culprit_fails() -> None:
     at = Kept(slots=4)
     for name in "abc":
         at.ask(f"{name} start")
@@ -101,7 +101,7 @@ def test_a_request_with_which_a_worker_hung_alone_fails_as_configured() -> None:
     assert at.next() == (0, {0: "7/2"})
 
 
-def test_it_is_before_those_that_began_later() -> None:
+def test_a_sequence_of_a_lost_worker_precedes_later_sequences() -> None:
     at = Kept()
     at.ask("7 start")
     at.ask("8 start")
@@ -110,7 +110,7 @@ def test_it_is_before_those_that_began_later() -> None:
     assert at.next() == (0, {0: "7/1"})
 
 
-def test_a_timeout_of_the_backlog_is_not_for_who_had_a_slot() -> None:
+def test_the_timeout_of_the_backlog_ignores_a_sequence_that_had_a_slot() -> None:
     at = Kept(workers=1)
     at.ask("7 start")
     at.next()
@@ -127,7 +127,7 @@ def test_a_timeout_of_the_backlog_is_not_for_who_had_a_slot() -> None:
     assert at.refused() == {}
 
 
-def test_who_is_idle_keeps_its_time_and_is_reaped() -> None:
+def test_an_idle_sequence_of_a_lost_worker_is_reaped_in_time() -> None:
     at = Kept(max_idle_ms=1000)
     at.ask("7 start")
     at.next()
@@ -143,7 +143,7 @@ def test_who_is_idle_keeps_its_time_and_is_reaped() -> None:
     assert (state.live, state.backlog, state.reaped) == (0, 0, 1)
 
 
-def test_who_was_cancelled_meanwhile_does_not_run_again() -> None:
+def test_a_request_cancelled_during_its_run_is_not_repeated() -> None:
     at = Kept()
     item = at.ask("7 start")
     at.next()
@@ -153,7 +153,7 @@ def test_who_was_cancelled_meanwhile_does_not_run_again() -> None:
     assert at.scheduler.book.state().live == 0
 
 
-def test_states_that_could_not_be_kept_end_their_sequence_as_without() -> None:
+def test_a_sequence_without_saved_states_ends_with_its_worker() -> None:
     at = Kept()
     at.ask("7 start")
     at.next()
@@ -166,7 +166,7 @@ def test_states_that_could_not_be_kept_end_their_sequence_as_without() -> None:
     assert "sequence 7 has ended: its worker was lost" in at.refused()[3]
 
 
-def test_what_a_worker_said_before_it_was_lost_counts() -> None:
+def test_states_reported_before_a_worker_was_lost_are_used() -> None:
     at = Kept(workers=2)
     at.ask("7 start")
     at.ask("8 start end")
@@ -186,7 +186,7 @@ def test_what_a_worker_said_before_it_was_lost_counts() -> None:
     assert (state.live, state.used, state.backlog, state.ended) == (2, 2, 0, 1)
 
 
-def test_a_first_request_that_never_got_to_its_worker_leaves_nothing_behind() -> None:
+def test_an_unsent_first_request_leaves_no_states() -> None:
     at = Sequences()
     at.ask("7 start")
     at.next()

@@ -18,12 +18,12 @@ def ids(items):
     return [taken.data_id for taken in items]
 
 
-def test_the_oldest_request_goes_first():
+def test_the_oldest_request_is_first():
     queue = queue_of(*map(request, (5, 2, 9, 2)))
     assert ids(queue.take(10, load(), 0.0)) == [2, 2, 5, 9]
 
 
-def test_items_are_taken_up_to_so_many_samples_and_none_is_passed_over():
+def test_items_are_cut_up_to_a_limit_of_samples_in_order():
     queue = queue_of(*(request(data_id, rows) for data_id, rows in enumerate((3, 3, 3, 9, 1))))
     assert queue.rows == 19
     taken = [ids(queue.take(5, load(max_rows=8), 0.0)) for _ in range(4)]
@@ -47,7 +47,7 @@ def test_the_longest_ready_item_need_not_be_the_oldest_request():
     assert queue.first_ready_at() == 10.0
 
 
-def test_who_has_waited_too_long_goes_last_and_the_newest_of_them_first():
+def test_late_requests_are_last_and_the_newest_of_them_first():
     queue = queue_of(*(request(data_id, late_from=5.0) for data_id in (1, 2)), request(3))
     assert ids(queue.take(1, load(), 6.0)) == [3]
     assert ids(queue.take(1, load(), 6.0)) == [2]

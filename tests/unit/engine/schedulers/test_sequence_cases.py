@@ -66,11 +66,11 @@ CASES = [(name, layout) for name, (_, _, sizes) in DIRECT.items() for layout in 
 def test_direct_batches(name, layout):
     who, (queued, backlog), sizes = DIRECT[name]
     workers, slots = LAYOUTS[layout]
-    asked = Sequences("direct", workers=workers, slots=slots)
-    asked.scheduler.start = StartCondition(queued, backlog)
-    sent = ask_all(asked, who)
-    assert run_all(asked) == sizes[layout]
-    assert sorted(number for _, number, _, _ in asked.log) == [item.data_id for item in sent]
+    sequences = Sequences("direct", workers=workers, slots=slots)
+    sequences.scheduler.start = StartCondition(queued, backlog)
+    sent = ask_all(sequences, who)
+    assert run_all(sequences) == sizes[layout]
+    assert sorted(number for _, number, _, _ in sequences.log) == [item.data_id for item in sent]
 
 
 OLDEST = {
@@ -84,16 +84,16 @@ OLDEST = {
 def test_oldest_batches(name):
     who, sizes = OLDEST[name]
     options = {"max_candidates": 4, "preferred_batch_sizes": (4,), "max_queue_delay_ms": 5000}
-    asked = Sequences("oldest", slots=8, **options)
-    ask_all(asked, who)
+    sequences = Sequences("oldest", slots=8, **options)
+    ask_all(sequences, who)
     found = Counter()
-    while asked.scheduler.book.queued:
-        begun = asked.next()
+    while sequences.scheduler.book.queued:
+        begun = sequences.next()
         if isinstance(begun, float):
-            asked.now = begun  # who is alone waits for others until the delay is over
+            sequences.now = begun  # who is alone waits for others until the delay is over
             continue
         found[len(begun[1])] += 1
-        asked.done()
+        sequences.done()
     assert found == sizes
 
 
@@ -103,23 +103,23 @@ def test_oldest_batches(name):
 def test_queue_delay(share, sizes):
     """One request at first, two of another sequence a second later; both slots of four."""
     options = {"max_queue_delay_ms": 3000, "max_idle_ms": 5000}
-    asked = Sequences("direct", slots=4, min_slot_utilization=share, **options)
-    asked.ask("1 start")
+    sequences = Sequences("direct", slots=4, min_slot_utilization=share, **options)
+    sequences.ask("1 start")
     begun = {}
     found = Counter()
 
     def run():
-        while isinstance(each := asked.next(), tuple):
+        while isinstance(each := sequences.next(), tuple):
             for name in each[1].values():
-                begun[name] = asked.now
+                begun[name] = sequences.now
             found[max(each[1]) + 1] += 1
-            asked.done()
+            sequences.done()
 
     run()
-    asked.now = 1.0
-    asked.ask("2 start")
-    asked.ask("2")
-    for asked.now in (1.0, 2.9, 3.0, 3.9, 4.0):
+    sequences.now = 1.0
+    sequences.ask("2 start")
+    sequences.ask("2")
+    for sequences.now in (1.0, 2.9, 3.0, 3.9, 4.0):
         run()
     assert found == sizes
     first = {0.0: 0.0, 0.5: 1.0, 1.0: 3.0}[share]
@@ -129,30 +129,30 @@ def test_queue_delay(share, sizes):
 
 
 def test_a_sequence_that_is_idle_makes_room_for_the_backlog():
-    asked = Sequences("direct", slots=4, max_idle_ms=5000)
-    asked.scheduler.start = StartCondition(4)
-    ask_all(asked, ["1*1-", "2*1-", "3*1-", "4*1-"])
-    assert asked.next()[1].keys() == {0, 1, 2, 3}
-    asked.done()
-    ask_all(asked, ["5*2"])
-    assert asked.next() is None
-    for asked.now in (2.5, 4.9):
+    sequences = Sequences("direct", slots=4, max_idle_ms=5000)
+    sequences.scheduler.start = StartCondition(4)
+    ask_all(sequences, ["1*1-", "2*1-", "3*1-", "4*1-"])
+    assert sequences.next()[1].keys() == {0, 1, 2, 3}
+    sequences.done()
+    ask_all(sequences, ["5*2"])
+    assert sequences.next() is None
+    for sequences.now in (2.5, 4.9):
         for name in (2, 3, 4):
-            asked.ask(f"{name}")
-        asked.next()
-        asked.done()
-    asked.now = 5.0
-    assert asked.next() == (0, {0: "5/5"}), "in the place of the first"
-    asked.done()
-    assert "its first request must have sequence_start" in asked.ask("1")
-    assert asked.next() == (0, {0: "5/6"})
+            sequences.ask(f"{name}")
+        sequences.next()
+        sequences.done()
+    sequences.now = 5.0
+    assert sequences.next() == (0, {0: "5/5"}), "in the place of the first"
+    sequences.done()
+    assert "its first request must have sequence_start" in sequences.ask("1")
+    assert sequences.next() == (0, {0: "5/6"})
 
 
-def test_hooks_count_what_has_slots_and_what_has_none_apart():
-    asked = Sequences("direct", slots=1)
-    asked.scheduler.start = StartCondition(2, 2)
+def test_the_start_condition_counts_sequences_with_and_without_a_slot_separately():
+    sequences = Sequences("direct", slots=1)
+    sequences.scheduler.start = StartCondition(2, 2)
     for words in ("1 start", "2 start", "2", "2 end"):
-        asked.ask(words)
-        assert asked.next() is None
-    asked.ask("1 end")
-    assert asked.next() == (0, {0: "1/1"})
+        sequences.ask(words)
+        assert sequences.next() is None
+    sequences.ask("1 end")
+    assert sequences.next() == (0, {0: "1/1"})

@@ -15,11 +15,11 @@ def places(slots):
     return [(slot.worker, slot.number) for slot in (slots.take() for _ in range(slots.free))]
 
 
-def test_the_lowest_number_comes_first_then_the_lowest_worker():
+def test_the_lowest_slot_number_is_first_then_the_lowest_worker():
     assert places(slots_of(7, 8)) == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
-def test_a_worker_that_leaves_goes_with_its_last_sequence():
+def test_a_leaving_worker_becomes_vacant_with_its_last_sequence():
     slots = slots_of(7, 8, count=1)
     held = [slots.take(), slots.take()]
     slots.leave([1], held)
@@ -33,7 +33,7 @@ def test_a_worker_that_leaves_goes_with_its_last_sequence():
     assert places(slots) == [(0, 0)]
 
 
-def test_who_is_leaving_and_is_wanted_after_all_stays():
+def test_a_leaving_worker_that_is_wanted_again_stays():
     slots = slots_of(7, 8)
     held = [slots.take(), slots.take()]
     slots.leave([0, 1], held)
@@ -43,7 +43,7 @@ def test_who_is_leaving_and_is_wanted_after_all_stays():
     assert places(slots) == [(0, 1), (1, 1)]
 
 
-def test_a_worker_that_was_lost_while_it_was_leaving_has_no_slots_when_it_is_back():
+def test_a_worker_lost_while_leaving_has_no_slots_after_its_restart():
     slots = slots_of(7, 8)
     held = [slots.take(), slots.take()]
     slots.leave([1], held)

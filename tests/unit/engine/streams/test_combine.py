@@ -37,12 +37,12 @@ def test_arrays_are_put_together_along_their_rows_if_they_fit(values, expected):
     assert combined([{"x": value} for value in values])["x"].tolist() == expected
 
 
-def test_keys_are_those_of_all_parts():
+def test_a_combined_part_has_the_keys_of_all_parts():
     assert combined([{"a": "1"}, {"b": "2"}, {"a": "3"}]) == {"a": "13", "b": "2"}
     assert combined([]) == {}
 
 
-def test_a_size_counts_what_is_in_a_part():
+def test_a_size_counts_the_contents_of_a_part():
     assert size_of({"x": np.zeros(1000)}) >= 8000
     assert size_of({"x": ["a" * 1000, b"b" * 1000]}) >= 2000
     assert 0 < size_of({"x": 1}) < 1000
@@ -65,7 +65,7 @@ LONG = "a" * 100_000
         {"y": [np.zeros(12_500)]},
     ],
 )
-def test_a_size_counts_what_is_large_wherever_it_is(value):
+def test_a_size_counts_large_values_at_any_depth(value):
     assert 100_000 < size_of({"x": value}) < 200_000
 
 
@@ -74,12 +74,12 @@ def test_a_size_counts_each_value_of_a_list():
     assert size_of({"x": []}) < 1000
 
 
-def test_a_size_of_a_list_that_is_in_many_is_known_without_looking_at_each():
+def test_the_size_of_a_repeated_list_is_computed_without_visiting_each():
     row = [0] * 100_000
     assert size_of({"x": [row] * 1_000_000}) > 100_000 * 1_000_000
 
 
-def test_a_size_of_what_holds_itself_has_an_end():
+def test_the_size_of_a_recursive_list_is_finite():
     endless: list[object] = [1]
     endless.append(endless)
     assert size_of({"x": endless}) < 1000

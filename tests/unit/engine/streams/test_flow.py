@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.engine.streams.flow import ENDED, RequestStream
 
 
-def test_the_first_part_is_taken_and_the_others_come_next_each_by_itself():
+def test_the_first_part_is_returned_and_the_others_follow_one_by_one():
     stream = RequestStream()
     stream.waiting.append(ENDED)
     assert stream.first_of(["a", "b", "c"]) == "a"
@@ -14,7 +14,7 @@ def test_the_first_part_is_taken_and_the_others_come_next_each_by_itself():
     assert end is ENDED
 
 
-def test_a_part_by_itself_leaves_nothing_to_wait():
+def test_a_single_part_leaves_no_waiting_bundle():
     stream = RequestStream()
     assert stream.first_of(["a"]) == "a"
     assert not stream.waiting

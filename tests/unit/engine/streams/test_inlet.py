@@ -12,7 +12,7 @@ GONE = Absent(("fork",))
 LIMITS = StreamLimits(100, 10_000)
 
 
-def test_a_part_waits_for_those_of_its_number():
+def test_a_part_waits_for_the_other_parts_of_its_number():
     inlet = Inlet(("a", "b"), ["a", "b"])
     inlet.take("a", Part(0, "a0"))
     inlet.take("a", Part(1, "a1"))
@@ -22,7 +22,7 @@ def test_a_part_waits_for_those_of_its_number():
     assert inlet.next() is None
 
 
-def test_what_does_not_stream_is_repeated_as_a_dict_of_ones_own():
+def test_an_input_without_stream_is_repeated_as_a_copy():
     inlet = Inlet(("once", "a"), ["a"])
     inlet.take("a", Part(0, {"x": 0}))
     assert inlet.next() is None
@@ -33,7 +33,7 @@ def test_what_does_not_stream_is_repeated_as_a_dict_of_ones_own():
     assert list(inlet.next().items()) == [("once", {"y": 1}), ("a", {"x": 1})]
 
 
-def test_the_end_comes_when_all_have_ended():
+def test_the_end_follows_when_all_inputs_have_ended():
     inlet = Inlet(("a", "b"), ["a", "b"])
     inlet.take("a", ENDED)
     assert inlet.next() is None
@@ -41,7 +41,7 @@ def test_the_end_comes_when_all_have_ended():
     assert inlet.next() is ENDED
 
 
-def test_an_error_comes_behind_the_parts_before_it():
+def test_an_error_follows_the_parts_before_it():
     inlet, error = Inlet(("a",), ["a"]), InputError("no")
     inlet.take("a", Part(0, "a0"))
     inlet.take("a", error)
@@ -49,13 +49,13 @@ def test_an_error_comes_behind_the_parts_before_it():
     assert inlet.next() is error
 
 
-def test_an_error_of_what_does_not_stream_comes_at_once():
+def test_an_error_of_an_input_without_stream_is_immediate():
     inlet, error = Inlet(("once", "a"), ["a"]), InputError("no")
     inlet.take("once", error)
     assert inlet.next() is error
 
 
-def test_an_absent_part_is_missing_and_if_all_are_nothing_is_read():
+def test_an_absent_part_is_omitted_and_a_round_of_absent_parts_is_absent():
     inlet = Inlet(("once", "a", "b"), ["a", "b"])
     inlet.take("once", {"x": 1})
     for number, (a, b) in enumerate([("a0", GONE), (GONE, GONE)]):
@@ -75,7 +75,7 @@ def test_without_its_stream_a_join_has_one_part():
     assert not inlet.has_streams
 
 
-def test_who_gathers_gets_lists_when_all_have_ended():
+def test_a_gathering_inlet_returns_lists_when_all_inputs_have_ended():
     inlet = GatherInlet(("a", "once", "b"), ["a", "b"], LIMITS, "all")
     for number, payload in enumerate(("a0", GONE, "a2")):
         inlet.take("a", Part(number, payload))
@@ -86,14 +86,14 @@ def test_who_gathers_gets_lists_when_all_have_ended():
     assert inlet.next() == {"a": ["a0", "a2"], "once": {"x": 1}, "b": []}
 
 
-def test_who_gathers_learns_of_an_error_at_once():
+def test_a_gathering_inlet_returns_an_error_at_once():
     inlet, error = GatherInlet(("a", "b"), ["a", "b"], LIMITS, "all"), InputError("no")
     inlet.take("a", Part(0, "a0"))
     inlet.take("a", error)
     assert inlet.next() is error
 
 
-def test_who_gathers_keeps_so_much_and_no_more():
+def test_a_gathering_inlet_has_limits_of_parts_and_bytes():
     inlet = GatherInlet(("a", "b"), ["a", "b"], StreamLimits(2, 10_000), "all")
     inlet.take("a", Part(0, {"x": 1}))
     inlet.take("b", Part(0, GONE))  # weighs nothing

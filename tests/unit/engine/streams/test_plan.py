@@ -20,7 +20,7 @@ def test_a_graph_without_generators_has_no_plan():
     assert plan(chain("a", "b")) is None
 
 
-def test_what_is_behind_a_generator_streams():
+def test_each_op_after_a_generator_streams():
     before = Mark("before", RequestOp())
     count = Count("count", before)
     last = Mark("last", count)
@@ -44,7 +44,7 @@ def test_a_stream_ends_where_it_is_gathered_or_read_by_a_generator():
     assert gathers not in found.sources
 
 
-def test_a_stream_with_several_ways_to_the_end_ends_once():
+def test_a_stream_with_several_paths_to_the_end_ends_once():
     count = Count("count", RequestOp())
     last = Mark("last", [Mark("a", count), Mark("b", count)])
     assert plan(last).ends == {count: ((None, ""),)}
@@ -56,12 +56,12 @@ def test_two_streams_that_meet_are_refused_with_their_names():
         plan(Mark("j", [Count("one", read), Mark("m", Count("two", read))]))
 
 
-def test_who_gathers_has_to_read_a_stream():
+def test_an_op_that_gathers_must_read_a_stream():
     with pytest.raises(GraphError, match="gather=True, but the Ops that it reads do not stream"):
         plan(Mark("g", RequestOp(), gather=True))
 
 
-def test_a_join_of_a_stream_with_what_is_known_at_its_end_is_refused():
+def test_a_join_of_a_stream_with_an_answer_at_its_end_is_refused():
     count = Count("count", RequestOp())
     whole = Mark("whole", count, gather=True)
     with pytest.raises(
@@ -74,7 +74,7 @@ def test_a_join_of_a_stream_with_what_is_known_at_its_end_is_refused():
         plan(Mark("last", [again, whole]))
 
 
-def test_a_stream_that_begins_behind_the_end_of_another_may_be_joined_with_it():
+def test_a_stream_that_starts_after_the_end_of_another_may_join_it():
     whole = Mark("whole", Count("count", RequestOp()), gather=True)
     assert plan(Mark("last", [Count("again", whole), whole])) is not None
 
@@ -94,7 +94,7 @@ def test_loops_over_a_stream_are_refused():
         plan(last)
 
 
-def test_a_stream_beside_a_loop_is_refused():
+def test_a_stream_parallel_to_a_loop_is_refused():
     """The target would run again while the stream of its last answer is under way."""
     first = Mark("first", RequestOp())
     again = Mark("again", first, loop_to=["first"])
@@ -102,14 +102,14 @@ def test_a_stream_beside_a_loop_is_refused():
         plan(Mark("last", [Count("count", first), again]))
 
 
-def test_an_op_that_reads_a_stream_is_no_end_of_a_loop():
+def test_an_op_that_reads_a_stream_cannot_be_a_loop_target():
     first = Mark("first", Count("count", RequestOp()))
     again = Mark("again", Mark("whole", first, gather=True), loop_to=["first"])
     with pytest.raises(GraphError, match="'first': parts are made or read beside"):
         plan(again)
 
 
-def test_who_reads_a_stream_and_what_a_loop_has_run_again_is_refused():
+def test_an_op_that_reads_a_stream_and_an_op_of_a_loop_is_refused():
     first = Mark("first", RequestOp())
     again = Mark("again", first, loop_to=["first"])
     count = Count("count", again)
@@ -118,7 +118,7 @@ def test_who_reads_a_stream_and_what_a_loop_has_run_again_is_refused():
     plan(Mark("last", [count, first]))  # it answers before the one that loops does
 
 
-def test_a_stream_behind_a_loop_or_gathered_in_it_is_none_of_its_business():
+def test_a_stream_after_a_loop_or_gathered_within_it_is_allowed():
     first = Mark("first", RequestOp())
     again = Mark("again", first, loop_to=["first"])
     assert plan(Count("count", [first, again])) is not None
@@ -126,7 +126,7 @@ def test_a_stream_behind_a_loop_or_gathered_in_it_is_none_of_its_business():
     assert plan(Mark("again", whole, loop_to=["first"])) is not None
 
 
-def test_who_reads_a_stream_in_a_loop_reads_nothing_that_comes_once():
+def test_an_op_in_a_loop_cannot_join_a_stream_with_an_input_from_outside():
     read = RequestOp()
     whole = Mark("whole", [Count("count", Mark("first", read)), read], gather=True)
     with pytest.raises(GraphError, match="'whole': a stream is read in the loop of 'again'"):

@@ -32,20 +32,20 @@ def parts(pieces):
 
 
 def test_each_request_gets_its_rows():
-    found = pull(1, 2).pieces({"x": np.array([1, 2, 3])})
-    assert [part["x"].tolist() for _, part, _ in found] == [[1], [2, 3]]
-    assert not any(is_last for *_, is_last in found)
+    pieces = pull(1, 2).pieces({"x": np.array([1, 2, 3])})
+    assert [part["x"].tolist() for _, part, _ in pieces] == [[1], [2, 3]]
+    assert not any(is_last for *_, is_last in pieces)
 
 
-def test_none_ends_a_request_which_has_no_row_then():
+def test_a_none_row_ends_its_request():
     batch = pull(1, 1, 1)
-    found = batch.pieces({"x": ["a", None, "c"]})
-    assert parts(found) == {0: {"x": ["a"]}, 2: {"x": ["c"]}}
+    pieces = batch.pieces({"x": ["a", None, "c"]})
+    assert parts(pieces) == {0: {"x": ["a"]}, 2: {"x": ["c"]}}
     assert batch.items == [0, 2]
     assert parts(batch.pieces({"x": ["d", "e"]})) == {0: {"x": ["d"]}, 2: {"x": ["e"]}}
 
 
-def test_done_ends_with_a_part_and_is_taken_out():
+def test_done_ends_a_request_with_its_part():
     batch = pull(1, 1)
     yielded = {"x": ["a", "b"], "done": np.array([True, False])}
     assert batch.pieces(yielded) == [(0, {"x": ["a"]}, True), (1, {"x": ["b"]}, False)]
@@ -55,23 +55,23 @@ def test_done_ends_with_a_part_and_is_taken_out():
 
 def test_several_rows_are_done_when_all_are():
     batch = pull(2, 1)
-    found = batch.pieces({"x": ["a", "b", "c"], "done": [True, False, True]})
-    assert [is_last for *_, is_last in found] == [False, True]
-    found = batch.pieces({"x": ["a", "b"], "done": [True, True]})
-    assert [is_last for *_, is_last in found] == [True]
+    pieces = batch.pieces({"x": ["a", "b", "c"], "done": [True, False, True]})
+    assert [is_last for *_, is_last in pieces] == [False, True]
+    pieces = batch.pieces({"x": ["a", "b"], "done": [True, True]})
+    assert [is_last for *_, is_last in pieces] == [True]
     assert batch.items == []
 
 
-def test_a_lone_request_of_a_batching_op_ends_in_the_same_ways():
+def test_a_single_request_of_a_batching_op_ends_by_the_same_means():
     assert alone().pieces({"x": ["a"], "done": [True]}) == [(0, {"x": ["a"]}, True)]
     assert alone().pieces({"x": ["a"], "done": True}) == [(0, {"x": ["a"]}, True)]
     assert alone().pieces({"x": [None]}) == [(0, NO_PART, True)]
 
 
 def test_an_answer_of_a_batch_is_one_for_each():
-    found = pull(1, 1).pieces(Answer({"x": ["a", "b"]}))
-    assert [type(part) for _, part, _ in found] == [Answer, Answer]
-    assert [part.answer for _, part, _ in found] == [{"x": ["a"]}, {"x": ["b"]}]
+    pieces = pull(1, 1).pieces(Answer({"x": ["a", "b"]}))
+    assert [type(part) for _, part, _ in pieces] == [Answer, Answer]
+    assert [part.answer for _, part, _ in pieces] == [{"x": ["a"]}, {"x": ["b"]}]
 
 
 def test_rows_that_do_not_fit_are_refused():
@@ -81,7 +81,7 @@ def test_rows_that_do_not_fit_are_refused():
         pull(1, 1).pieces({"x": ["a", "b"], "done": [True]})
 
 
-def test_a_batch_that_ends_as_its_slice_does_is_closed_by_the_next_slice():
+def test_a_batch_that_ends_with_its_slice_is_closed_by_the_next_slice():
     closed = []
 
     def makes():

@@ -106,7 +106,7 @@ def test_who_joins_while_a_step_runs_is_in_the_next_one():
     assert not run.has_work
 
 
-def test_a_place_is_anothers_when_its_end_was_told():
+def test_a_place_is_free_after_its_end_was_reported():
     op, run = bound(), stepped_run(0)
     assert [run.join(item(1), 99), run.join(item(1), 99)] == [0, 1]
     ran(run, op)
@@ -117,7 +117,7 @@ def test_a_place_is_anothers_when_its_end_was_told():
     assert ran(run, op) == [(1, 1), (1, 2), (1, 3), (1, "end")]
 
 
-def test_who_has_no_room_sits_out_until_there_is_some():
+def test_a_request_without_room_skips_steps_until_it_has_some():
     op, run = bound(), stepped_run(0)
     run.join(item(5), 2)
     run.join(item(1), 9)
@@ -128,7 +128,7 @@ def test_who_has_no_room_sits_out_until_there_is_some():
     assert ran(run, op) == [(0, 3)]
 
 
-def test_who_is_over_leaves_and_its_end_is_told():
+def test_a_finished_request_leaves_and_its_end_is_reported():
     op, run = bound(), stepped_run(0)
     gone = item(9)
     run.join(gone, 99)
@@ -136,7 +136,7 @@ def test_who_is_over_leaves_and_its_end_is_told():
     assert ran(run, op) == [(0, 1), (0, "end")]
 
 
-def test_a_run_that_is_given_up_goes_on_without_those_in_its_step():
+def test_a_run_that_is_given_up_continues_without_the_requests_in_its_step():
     op, run = bound(), stepped_run(0)
     run.join(item(3), 1)
     ran(run, op)
@@ -166,7 +166,7 @@ class Unsent(Watch):
             self.then()
 
 
-def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_slice():
+def test_a_place_whose_part_could_not_be_sent_is_reused_in_the_next_slice():
     op, run, watch = bound(), stepped_run(0), Unsent(1)
     run.join_at(0, item(9))
     run.allowed[0] = 9
@@ -179,7 +179,7 @@ def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_slice():
     assert set(SIZES) == {1}, "it is in each step once"
 
 
-def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_step():
+def test_a_place_whose_part_could_not_be_sent_is_reused_in_the_next_step():
     op, run, watch = bound(), stepped_run(0), Unsent(1)
     run.join_at(0, item(9))
     run.allowed[0] = 9
@@ -189,7 +189,7 @@ def test_a_place_whose_part_could_not_be_sent_is_anothers_in_the_next_step():
     assert set(SIZES) == {1}
 
 
-def test_who_could_not_be_sent_a_part_is_forgotten_at_once():
+def test_a_request_whose_part_could_not_be_sent_is_released_at_once():
     op, run, watch = bound(), stepped_run(0), Unsent(0)
     run.join_at(0, item(9))
     run.allowed[0] = 9
@@ -203,7 +203,7 @@ class Large:
     """Something that a model keeps of a request."""
 
 
-def test_what_was_kept_of_a_request_goes_with_it_and_not_with_the_next_step():
+def test_the_context_of_a_request_is_released_at_its_end():
     op, run = bound(), stepped_run(0)
     run.join(item(2), 99)
     kept = []
@@ -227,12 +227,12 @@ def holding(*allowed, steps=9):
     return run
 
 
-def test_parts_of_one_answer_are_told_together_behind_its_last_one():
+def test_parts_of_a_combined_answer_are_reported_together_after_the_last():
     watch = ran(holding(ALL, ALL, ALL, ALL, steps=3), bound())
     assert watch == [(place, what) for place in range(4) for what in ([1, 2, 3], "end")]
 
 
-def test_parts_of_a_stream_go_as_many_at_a_time_as_there_is_further_room():
+def test_parts_of_a_stream_are_sent_in_groups_as_large_as_the_room():
     op, run = bound(), holding(8, ALL, ALL, ALL, steps=9)
     told = [what for place, what in ran(run, op) if place == 0]
     assert told == [1, [2, 3, 4, 5], [6, 7], 8], "the first one at once"
@@ -248,7 +248,7 @@ def test_parts_of_few_requests_or_of_slow_steps_are_not_held():
     assert watch[:4] == [(place, 1) for place in range(4)]
 
 
-def test_a_slice_tells_all_that_is_held_when_it_is_over():
+def test_a_slice_reports_all_held_parts_at_its_end():
     op, run, watch = bound(), holding(ALL, steps=99), Watch()
     times = iter(range(0, 10**12, SLICE_NS // 10))
     run.run(op, watch, lambda: next(times))
@@ -257,13 +257,13 @@ def test_a_slice_tells_all_that_is_held_when_it_is_over():
     assert not run.pulls[0].held
 
 
-def test_what_one_answer_is_made_of_is_held_up_to_a_size(monkeypatch):
+def test_parts_of_a_combined_answer_are_held_up_to_a_size(monkeypatch):
     monkeypatch.setattr(steps, "_HELD_BYTES", 1000)
     watch = ran(holding(ALL, steps=9), bound())
     assert [what for _, what in watch] == [[1, 2, 3, 4], [5, 6, 7, 8], [9], "end"]
 
 
-def test_what_was_held_is_left_by_a_run_that_is_given_up():
+def test_a_run_that_is_given_up_returns_its_unsent_parts():
     op, run = bound(), holding(ALL, steps=9)
 
     def hangs():
@@ -277,7 +277,7 @@ def test_what_was_held_is_left_by_a_run_that_is_given_up():
     assert not run.take_unsent()
 
 
-def test_ends_that_were_not_told_are_left_too():
+def test_a_run_that_is_given_up_returns_its_unsent_ends():
     op, run = bound(), holding(ALL, ALL, steps=9)
 
     def goes():
@@ -289,7 +289,7 @@ def test_ends_that_were_not_told_are_left_too():
     assert left == [(1, [1]), (1, "end"), (0, [1])]
 
 
-def test_times_of_parts_are_those_of_the_ends_of_their_steps():
+def test_a_part_has_the_end_of_its_step_as_its_time():
     op, run, told = bound(), holding(ALL, steps=3), []
     watch = Watch()
     watch.yielded = lambda run, made: told.append(made)

@@ -34,13 +34,13 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def test_nothing_is_found():
+def test_the_fuzzer_reports_no_defect():
     found = {seed: streams.run(seed) for seed in range(_SEED, _SEED + _CASES)}
     assert {seed: wrong for seed, wrong in found.items() if wrong} == {}
 
 
 @pytest.mark.parametrize("seed", _MENDED)
-def test_what_was_found_is_mended(seed):
+def test_a_seed_of_an_earlier_defect_passes(seed):
     assert streams.run(seed) == []
 
 
@@ -160,6 +160,6 @@ MUTANTS = (
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_defect_is_found(mutant):
+def test_the_fuzzer_reports_a_mutant(mutant):
     with mutant():
         assert any(streams.run(seed) for seed in range(_SEED, _SEED + _MOST_CASES))

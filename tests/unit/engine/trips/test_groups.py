@@ -61,7 +61,7 @@ def test_a_chain_of_quick_ops_is_a_group():
     assert groups_of(chain("a", "b", "c")) == [("a", "b", "c")]
 
 
-def test_an_op_that_is_slow_goes_by_itself():
+def test_a_slow_op_is_in_no_group():
     assert groups_of(chain("a", "b", "c", "d", "e"), slow="c") == [("a", "b"), ("d", "e")]
     assert groups_of(chain("a", "b", "c"), slow="b") == []
 
@@ -72,7 +72,7 @@ def test_a_diamond_is_a_group():
     assert groups_of(ops, slow="b") == []
 
 
-def test_what_stands_side_by_side_behind_a_slow_op_is_a_group():
+def test_parallel_ops_after_a_slow_op_are_a_group():
     ops = [
         OpSpec("slow", (REQUEST,)),
         OpSpec("a", ("slow",)),
@@ -83,27 +83,27 @@ def test_what_stands_side_by_side_behind_a_slow_op_is_a_group():
     assert groups_of(ops, slow=("slow",)) == [("a", "b"), ("join", "end")]
 
 
-def test_an_op_in_processes_goes_by_itself():
+def test_an_op_in_processes_is_in_no_group():
     assert groups_of(chain("a", "b", "c", b={"workers": "process"})) == []
 
 
-def test_an_op_whose_requests_wait_for_others_goes_by_itself():
+def test_an_op_that_delays_requests_for_a_batch_is_in_no_group():
     waits = {"batch_size": 4, "batching_s": 0.005}
     assert groups_of(chain("a", "b", "c", "d", b=waits)) == [("b", "c", "d")]
     assert groups_of(chain("a", "b", "c", c=waits)) == [("a", "b")]
 
 
-def test_an_op_that_merges_what_is_there_goes_along():
+def test_an_op_that_merges_without_delay_is_in_a_group():
     assert groups_of(chain("a", "b", "c", b={"batch_size": 4})) == [("a", "b", "c")]
 
 
-def test_an_op_without_process_goes_along_with_any_batches():
+def test_an_op_without_process_is_in_a_group_with_any_batch_size():
     settings = {"batch_size": 4, "has_process": False}
     assert groups_of(chain("a", "b", b=settings)) == [("a", "b")]
     assert groups_of(chain("b", "a", b=settings)) == [("b", "a")]
 
 
-def test_a_join_that_takes_what_comes_first_goes_by_itself():
+def test_a_first_arrival_join_is_in_no_group():
     ops = [
         *chain("a", "b"),
         OpSpec("c", ("a",)),
@@ -118,7 +118,7 @@ def test_ops_that_jump_or_are_jumped_to_go_by_themselves():
     assert groups_of(ops) == [("e", "f")]
 
 
-def test_what_a_jump_back_repeats_goes_by_itself():
+def test_an_op_that_a_jump_back_repeats_is_in_no_group():
     ops = chain("before", "then", "a", "b", "c", c={"jumps_to": ("a",)})
     assert groups_of(ops) == [("before", "then")]
 
@@ -127,12 +127,12 @@ def test_off_fuses_nothing():
     assert groups_of(chain("a", "b"), fuse="off") == []
 
 
-def test_with_bounded_channels_each_op_goes_by_itself():
+def test_with_bounded_channels_no_op_is_in_a_group():
     assert groups_of(chain("a", "b", "c"), channel_size=2) == []
 
 
 @pytest.mark.parametrize("bound", [lambda: sqlite3.connect(":memory:"), threading.local])
-def test_an_op_with_what_only_its_thread_may_use_goes_by_itself(bound):
+def test_an_op_with_a_thread_bound_object_is_in_no_group(bound):
     def prepare(engine):
         engine.by_name["b"].held = bound()
 
@@ -147,7 +147,7 @@ def test_a_group_has_an_end():
 # In time ----------------------------------------------------------------------------------------
 
 
-def test_a_group_forms_comes_apart_and_forms_again():
+def test_a_group_forms_dissolves_and_forms_again():
     slow = range(100, 200)
     delay = {"b": (0.006, 0.0, 0.0)}
     requests = tuple(
@@ -192,7 +192,7 @@ FIRST = [
     ],
 )
 @pytest.mark.parametrize("size", [0, 2])
-def test_groups_stand_beside_jumps_and_what_comes_first(ops, jumps, groups, size):
+def test_groups_work_with_jumps_and_first_arrivals(ops, jumps, groups, size):
     """Half of the requests jump, some at once; the fuzzer's model says what the answers are."""
     assert groups_of(ops) == groups
     requests = tuple(
@@ -214,7 +214,7 @@ def test_groups_stand_beside_jumps_and_what_comes_first(ops, jumps, groups, size
         strands.close()
 
 
-def test_the_names_of_what_can_go_wrong_are_told():
+def test_an_obstacle_of_a_group_is_described():
     case = Case(tuple(chain("a", "b", b={"workers": "process"})), (), fuse="on")
 
     async def body(engine):

@@ -47,17 +47,17 @@ def test_an_op_is_quick_after_a_few_runs_that_were():
     assert pace.is_quick
 
 
-def test_the_first_run_which_is_slow_as_a_rule_does_not_count_for_more_than_others():
+def test_a_slow_first_run_has_no_special_weight():
     pace = Pace(is_fusable=True)
     pace.took(STUCK_NS)
     assert runs_until(pace, [QUICK_NS] * 100) < 22
 
 
-def test_an_op_that_becomes_slow_is_found_soon():
+def test_an_op_that_becomes_slow_is_detected_soon():
     assert 10 < runs_until(settled(), [SLOW_NS] * 100) < 23
 
 
-def test_it_is_found_as_soon_where_it_has_just_become_quick():
+def test_a_recently_quick_op_that_becomes_slow_is_detected_as_soon():
     pace = Pace(is_fusable=True)
     runs_until(pace, [QUICK_NS] * 100)
     assert 10 < runs_until(pace, [SLOW_NS] * 100) < 23
@@ -80,14 +80,14 @@ def test_some_hiccups_in_a_row_part_no_group():
 
 @pytest.mark.parametrize("slow", [1, 2])
 @pytest.mark.parametrize("seed", range(5))
-def test_an_op_whose_thread_waits_for_a_processor_in_a_fifth_of_its_runs_stays_quick(seed, slow):
+def test_an_op_with_delays_in_a_fifth_of_its_runs_stays_quick(seed, slow):
     pace = settled()
     assert changes(pace, islice(mixed(seed, slow), 10_000)) == 0
     assert pace.is_quick
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_an_op_that_is_slow_in_most_of_its_runs_comes_apart_and_stays_so(seed):
+def test_an_op_that_is_slow_in_most_of_its_runs_stays_slow(seed):
     pace = settled()
     took = mixed(seed, 7)
     assert runs_until(pace, took) < 100
@@ -102,7 +102,7 @@ def test_no_mixture_makes_an_op_come_and_go(seed, slow):
     assert changes(pace, islice(mixed(seed, slow), 10_000)) <= 20
 
 
-def test_an_op_in_between_stays_what_it_is():
+def test_an_op_between_the_limits_does_not_change():
     pace = Pace(is_fusable=True)
     assert changes(pace, [BETWEEN_NS] * 1000) == 0
     assert not pace.is_quick
@@ -118,7 +118,7 @@ def test_an_op_that_hangs_is_not_quick_for_a_while():
     assert 50 < runs_until(pace, [QUICK_NS] * 100) < 70
 
 
-def test_batches_are_quick_by_what_a_request_of_them_takes():
+def test_batches_are_quick_by_the_time_of_a_request():
     pace = Pace(is_fusable=True)
     batches = [(32 * QUICK_NS, 32)] * 20
     assert next(number for number, run in enumerate(batches, 1) if pace.took(*run)) == 4
@@ -135,7 +135,7 @@ def test_small_batches_that_had_to_wait_do_not_outweigh_full_ones():
     assert pace.is_quick
 
 
-def test_a_batch_that_takes_long_as_a_whole_is_not_quick_however_many_share_it():
+def test_a_batch_with_a_long_run_is_not_quick_whatever_its_size():
     pace = Pace(is_fusable=True)
     assert not any(pace.took(2_000_001, 1000) for _ in range(1000))
     pace = settled()
@@ -150,7 +150,7 @@ def test_one_batch_that_had_to_wait_parts_no_group():
 
 
 @given(st.lists(st.integers(0, 10**13), max_size=300))
-def test_whatever_runs_take_the_share_is_one_and_changes_are_told(took):
+def test_the_slow_share_is_between_0_and_1_and_changes_are_returned(took):
     pace = Pace(is_fusable=True)
     for ns in took:
         before = pace.is_quick

@@ -126,7 +126,7 @@ def left(trip):
 
 @pytest.mark.parametrize("kind", [Item, BatchRun])
 @pytest.mark.parametrize(("order", "value"), [("bc", "ab+acd"), ("cb", "ac+abd")])
-def test_it_goes_through_all_that_read_it_in_their_own_order(kind, order, value):
+def test_a_trip_runs_all_readers_in_their_order(kind, order, value):
     plan, workers = diamond(order)
     trip, is_at_its_end = gone(plan, workers, lone(kind))
     assert is_at_its_end
@@ -137,7 +137,7 @@ def test_it_goes_through_all_that_read_it_in_their_own_order(kind, order, value)
     assert times == [(1, 10, 12), (12, 12, 14), (12, 14, 16), (16, 16, 18)]
 
 
-def test_what_nobody_is_idle_for_is_left_with_all_behind_it():
+def test_a_step_without_an_idle_worker_is_left_with_its_readers():
     plan, workers = diamond()
     workers["b"].idle.clear()
     trip, is_at_its_end = gone(plan, workers)
@@ -146,7 +146,7 @@ def test_what_nobody_is_idle_for_is_left_with_all_behind_it():
     assert left(trip) == {"b": {"a": {"x": "a"}}, "c": {"a": {"x": "a"}}}
 
 
-def test_what_waits_for_a_worker_has_it_before_the_trip():
+def test_a_waiting_job_gets_its_worker_before_the_trip():
     plan, workers = diamond()
     workers["c"].backlog.append("a job")
     trip, _ = gone(plan, workers)
@@ -185,7 +185,7 @@ def test_a_step_with_process_runs_as_a_batch_of_one(named):
 @pytest.mark.parametrize("kind", [Item, BatchRun])
 @pytest.mark.parametrize("with_process", [(), "bd"])
 @pytest.mark.parametrize("name", [*"abcd"])
-def test_a_step_that_is_taken_out_tells_the_batch_that_it_has_become(kind, name, with_process):
+def test_a_removed_step_reports_to_its_batch(kind, name, with_process):
     found = []
 
     def during(current):
@@ -207,7 +207,7 @@ def test_a_step_that_is_taken_out_tells_the_batch_that_it_has_become(kind, name,
     assert trip.take_out() is None
 
 
-def test_of_a_request_that_is_over_nothing_is_done():
+def test_a_trip_of_a_finished_request_runs_no_step():
     plan, workers = diamond(during=lambda name: pytest.fail(name))
     trip, is_at_its_end = gone(plan, workers, lone(generation=1))
     assert is_at_its_end
@@ -215,7 +215,7 @@ def test_of_a_request_that_is_over_nothing_is_done():
     assert trip.done == 0
 
 
-def test_one_that_ends_on_the_way_goes_no_further():
+def test_a_trip_of_a_request_that_ends_stops_at_the_next_step():
     def during(name):
         if name == "b":
             lead.request.generation = -1
@@ -234,7 +234,7 @@ def test_it_takes_no_more_steps_than_it_may():
     assert left(trip) == {"d": {"b": {"x": "ab"}, "c": {"x": "ac"}}}
 
 
-def test_a_job_for_a_worker_that_was_lent_is_given_to_it():
+def test_a_job_for_a_lent_worker_is_passed_to_it():
     def during(name):
         if name == "c":
             workers["c"].addressed.append("a job")
@@ -246,14 +246,14 @@ def test_a_job_for_a_worker_that_was_lent_is_given_to_it():
     assert all(worker.idle for worker in workers.values())
 
 
-def test_a_worker_that_is_to_leave_is_told_so_when_it_comes_back():
+def test_a_leaving_worker_is_notified_on_its_return():
     plan, workers = diamond()
     workers["b"].is_leaving = True
     gone(plan, workers)
     assert [workers[name].employed for name in "abcd"] == [0, 1, 0, 0]
 
 
-def test_entries_get_dicts_of_their_own():
+def test_entries_get_separate_dicts():
     plan, _ = diamond()
     plan = TripPlan((plan.steps[1], plan.steps[2]), entries=(1,))
     lead = lone()
