@@ -1,6 +1,6 @@
 """A model-based fuzzer: random graphs, configurations, requests and faults, checked by a model.
 
-    PYTHONPATH=tests python -m fuzz --seconds 60        (`make fuzz`)
+    PYTHONPATH=tests python -m fuzz --seconds 60        (`make fuzz` runs all)
 
 A new capability of the engine is added in five places:
 

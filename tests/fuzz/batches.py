@@ -9,12 +9,9 @@ time.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
-import logging
 import sys
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +20,7 @@ from typing import Any
 from doubles import VirtualLoop
 
 from fuzz.batch_cases import NAME, Case, Ran, Record, Request, Rules, Told, made_case
+from fuzz.campaign import campaign, parser_of
 from fuzz.sequences import Host
 from fuzz.strands import StrandWorld
 from pipeline import Op, RequestOp
@@ -185,32 +183,16 @@ def shrunk(case: Case) -> tuple[Case, list[str]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fuzz.batches", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, help="of the first case")
-    parser.add_argument("--cases", type=int)
-    given = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
-    ends, count, bad, kinds = time.monotonic() + given.seconds, 0, 0, dict[str, int]()
-    while count < given.cases if given.cases is not None else time.monotonic() < ends:
-        case = made_case(seed + count)
-        findings, record = ran_case(case)
-        for each in record.told.values():
-            kind = each.kind if each.kind != "error" else each.text.rpartition("] ")[2]
-            kinds[kind] = kinds.get(kind, 0) + 1
-        count += 1
-        if findings:
-            bad += 1
-            case, findings = shrunk(case)
-            print(f"python -m fuzz.batches --cases 1 --seed {seed + count - 1}: {case}")
-            for finding in findings[:4]:
-                print(f"    {finding[:600]}", flush=True)
-            if bad >= 10:
-                break
-    verdict = "FOUND" if bad else "nothing found"
-    print(f"{verdict}: {count} cases from seed {seed}, {kinds}, {bad} bad")
-    return 1 if bad else 0
+    parser = parser_of("batches", __doc__)
+    return campaign(parser.prog, parser.parse_args(), _run_and_shrink)
+
+
+def _run_and_shrink(seed: int) -> list[str]:
+    case = made_case(seed)
+    if not run(case):
+        return []
+    case, findings = shrunk(case)
+    return [str(case), *findings]
 
 
 if __name__ == "__main__":

@@ -1,21 +1,48 @@
-"""The command line of a fuzzer whose cases are seeds, and the loop over them."""
+"""`python -m fuzz.campaign NAME ...` runs fuzzers in turn; `campaign` is the loop over seeds.
+
+Each fuzzer is a process of its own with an equal share of `--seconds`, from the same seed. The last
+line names the fuzzers that found something. The exit status is 1 if one did.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 _MOST_BAD = 10
+_STOP_S = 120.0  # for the last case of a fuzzer whose time is over
+
+FUZZERS = {
+    "graphs": "fuzz",
+    **{
+        name: f"fuzz.{name}"
+        for name in (
+            *("batches", "loads", "sequences", "streams"),
+            *("sequences_real", "streams_real", "sockets", "upstream"),
+            *("lane", "edge"),
+        )
+    },
+}
 
 
-def parser_of(name: str, description: str | None) -> argparse.ArgumentParser:
+def parser_of(
+    name: str,
+    description: str | None,
+    mutants: Mapping[str, Callable[[], contextlib.AbstractContextManager[Any]]] | None = None,
+) -> argparse.ArgumentParser:
     """Return the parser of `python -m fuzz.<name>`, for `campaign`."""
     parser = argparse.ArgumentParser(prog=f"python -m fuzz.{name}", description=description)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, help="of the first case")
     parser.add_argument("--cases", type=int)
+    if mutants:
+        parser.add_argument("--mutant", choices=sorted(mutants), help="a defect to put back")
     return parser
 
 
@@ -38,3 +65,34 @@ def campaign(
                 break
     print(f"{'FOUND' if bad else 'nothing found'}: {count} cases from seed {seed}, {bad} bad")
     return 1 if bad else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz.campaign", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {', '.join(FUZZERS)}")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of all together")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
+    given = parser.parse_args()
+    names = given.names or list(FUZZERS)
+    if unknown := set(names) - FUZZERS.keys():
+        parser.error(f"no such fuzzers: {', '.join(sorted(unknown))}")
+    each_s = given.seconds / len(names)
+    bad = [name for name in names if not _is_clean(name, given.seed, each_s)]
+    verdict = f"FOUND by {', '.join(bad)}" if bad else "nothing found"
+    print(f"{verdict}: seed {given.seed}, {each_s:.0f} s each of {', '.join(names)}")
+    return 1 if bad else 0
+
+
+def _is_clean(name: str, seed: int, seconds: float) -> bool:
+    """Run a fuzzer; a fuzzer that does not end has found something too."""
+    print(f"{name}:", flush=True)
+    command = [sys.executable, "-m", FUZZERS[name], f"--seconds={seconds}", f"--seed={seed}"]
+    try:
+        return not subprocess.run(command, timeout=seconds + _STOP_S, check=False).returncode
+    except subprocess.TimeoutExpired:
+        print(f"    did not end within {seconds + _STOP_S:.0f} s", flush=True)
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

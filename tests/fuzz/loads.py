@@ -8,13 +8,10 @@ that a seed gives the same case every time. `MUTANTS` are wrong judges; the fuzz
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import logging
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +20,7 @@ from unittest import mock
 from doubles import Engine, Tag, run_virtual
 from offered_load import ANSWERED, REFUSED, TOO_LATE, Load
 
+from fuzz.campaign import campaign, parser_of
 from pipeline import Answer, Goto, Op, RequestOp
 from pipeline.caches.local import LocalCache, LocalOptions
 from pipeline.engine import admission, engine, shedding
@@ -283,27 +281,10 @@ MUTANTS: dict[str, Mutant] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fuzz.loads", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, help="of the first case")
-    parser.add_argument("--cases", type=int)
-    parser.add_argument("--mutant", choices=sorted(MUTANTS))
+    parser = parser_of("loads", __doc__, MUTANTS)
     given = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
-    ends, count, bad = time.monotonic() + given.seconds, 0, 0
     with MUTANTS[given.mutant]() if given.mutant else contextlib.nullcontext():
-        while count < given.cases if given.cases is not None else time.monotonic() < ends:
-            findings = run(made_case(seed + count))
-            if findings:
-                bad += 1
-                print(f"python -m fuzz.loads --cases 1 --seed {seed + count}")
-                print(f"    {made_case(seed + count)}")
-                for finding in findings:
-                    print(f"    {finding[:600]}", flush=True)
-            count += 1
-    print(f"{'FOUND' if bad else 'nothing found'}: {count} cases from seed {seed}, {bad} bad")
-    return 1 if bad else 0
+        return campaign(parser.prog, given, lambda seed: run(made_case(seed)))
 
 
 if __name__ == "__main__":

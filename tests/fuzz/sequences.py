@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 from doubles import VirtualLoop
 
 from fuzz import pacing
+from fuzz.campaign import campaign, parser_of
 from fuzz.sequence_cases import Case, Ending, Judge, Script, Step, built, made_case
 from fuzz.strands import Strands, StrandWorld
 from fuzz.virtual import VirtualThreads, VirtualWorker, VirtualWorkers
@@ -308,43 +307,28 @@ def shrunk(case: Case, fails: Callable[[Case], list[str]]) -> tuple[Case, list[s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fuzz.sequences", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, help="of the first case")
-    parser.add_argument("--cases", type=int)
+    parser = parser_of("sequences", __doc__)
     parser.add_argument(
         "--without", default="", help="processes,faults,leaves,idle,ways,state,priorities,caches"
     )
     parser.add_argument("--only", default="", help="of the cases: these requests, with commas")
-    parser.add_argument("--show", action="store_true", help="print the case")
     given = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
-    ends, count, bad, asked = time.monotonic() + given.seconds, 0, 0, 0
-    without = tuple(filter(None, given.without.split(",")))
-    while count < given.cases if given.cases is not None else time.monotonic() < ends:
-        case = made_case(seed + count, without=without)
-        if given.only:
-            case = case.only([int(each) for each in given.only.split(",")])
-        if given.show:
-            print(*case.nodes, *case.steps, case, sep="\n")
-        findings = run(case)
-        count, asked = count + 1, asked + len(case.steps)
-        if findings:
-            bad += 1
-            case, findings = shrunk(case, run)
-            only = ",".join(str(step.number) for step in case.steps)
-            extra = f" --without {given.without}" if without else ""
-            print(
-                f"python -m fuzz.sequences --cases 1 --seed {seed + count - 1} --only {only}{extra}"
-            )
-            for finding in findings[:4]:
-                print(f"    {finding[:600]}", flush=True)
-            if bad >= 10:
-                break
-    verdict = "FOUND" if bad else "nothing found"
-    print(f"{verdict}: {count} cases from seed {seed}, {asked} requests, {bad} bad")
-    return 1 if bad else 0
+
+    def run_and_shrink(seed: int) -> list[str]:
+        case = case_of(seed, given)
+        if not run(case):
+            return []
+        case, findings = shrunk(case, run)
+        return [f"--only {','.join(str(step.number) for step in case.steps)}: {case}", *findings]
+
+    without = f" --without {given.without}" if given.without else ""
+    return campaign(parser.prog, given, run_and_shrink, without)
+
+
+def case_of(seed: int, given: argparse.Namespace, **more: Any) -> Case:
+    """Return the case of a seed, reduced by --without and --only."""
+    case = made_case(seed, **more, without=tuple(filter(None, given.without.split(","))))
+    return case.only([int(each) for each in given.only.split(",")]) if given.only else case
 
 
 if __name__ == "__main__":

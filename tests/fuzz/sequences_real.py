@@ -6,9 +6,7 @@ end themselves, or the fuzzer kills them.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import logging
 import os
 import random
 import signal
@@ -21,8 +19,9 @@ from typing import Any
 from streaming import serving
 
 from fuzz import pacing, real
-from fuzz.sequence_cases import REAL, Case, Judge, Script, built, made_case
-from fuzz.sequences import Callers, left_over
+from fuzz.campaign import campaign, parser_of
+from fuzz.sequence_cases import REAL, Case, Judge, Script, built
+from fuzz.sequences import Callers, case_of, left_over
 
 _PATIENCE_S = 40.0
 _HANG_S = 1.5
@@ -115,38 +114,20 @@ async def _until(is_so: Callable[[], bool]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fuzz.sequences_real", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, help="of the first case")
-    parser.add_argument("--cases", type=int)
+    parser = parser_of("sequences_real", __doc__)
     parser.add_argument("--without", default="", help="processes,faults,leaves,idle,ways,state")
     parser.add_argument("--only", default="", help="of the cases: these requests, with commas")
     parser.add_argument("--ray", action="store_true", help="actors in the place of processes")
     given = parser.parse_args()
-    logging.disable(logging.CRITICAL)
     if given.ray:
         real.start_ray()
-    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
-    ends, count, bad, late = time.monotonic() + given.seconds, 0, 0, 0
-    while count < given.cases if given.cases is not None else time.monotonic() < ends:
-        case = made_case(seed + count, REAL, tuple(filter(None, given.without.split(","))))
-        if given.only:
-            case = case.only([int(each) for each in given.only.split(",")])
+
+    def run_again(seed: int) -> list[str]:
+        case = case_of(seed, given, scale=REAL)
         findings = run(case)
-        count += 1
-        if not findings:
-            continue
-        again = [bool(run(case)) for _ in range(_REPEATS)]
-        bad += 1
-        late += not any(again)
-        print(f"python -m fuzz.sequences_real --cases 1 --seed {seed + count - 1}; again: {again}")
-        for finding in findings[:4]:
-            print(f"    {finding[:600]}", flush=True)
-        if bad >= 10:
-            break
-    verdict = "FOUND" if bad else "nothing found"
-    print(f"{verdict}: {count} cases from seed {seed}, {bad} bad, {late} of them once only")
-    return 1 if bad else 0
+        return findings and [f"again: {[bool(run(case)) for _ in range(_REPEATS)]}", *findings]
+
+    return campaign(parser.prog, given, run_again)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,15 @@ seed gives the same case every time.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import logging
 import random
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from doubles import VirtualLoop
 
+from fuzz.campaign import campaign, parser_of
 from fuzz.strands import Strands, StrandWorld
 from fuzz.stream_cases import (
     MAKERS,
@@ -281,28 +279,11 @@ def left_over(engine: Engine) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fuzz.streams", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, help="of the first case")
-    parser.add_argument("--cases", type=int)
+    parser = parser_of("streams", __doc__)
     parser.add_argument("--in-steps", type=float, help="share of the makers that are iterative")
     given = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    seed = given.seed if given.seed is not None else time.time_ns() % 10**9
-    ends, count, bad = time.monotonic() + given.seconds, 0, 0
-    while count < given.cases if given.cases is not None else time.monotonic() < ends:
-        findings = run(seed + count, given.in_steps)
-        count += 1
-        if findings:
-            bad += 1
-            steps = "" if given.in_steps is None else f" --in-steps {given.in_steps}"
-            print(f"python -m fuzz.streams --cases 1 --seed {seed + count - 1}{steps}")
-            for finding in findings[:4]:
-                print(f"    {finding[:600]}")
-            if bad >= 10:
-                break
-    print(f"{'FOUND' if bad else 'nothing found'}: {count} cases from seed {seed}, {bad} bad")
-    return 1 if bad else 0
+    steps = "" if given.in_steps is None else f" --in-steps {given.in_steps}"
+    return campaign(parser.prog, given, lambda seed: run(seed, given.in_steps), steps)
 
 
 if __name__ == "__main__":

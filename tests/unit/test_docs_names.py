@@ -91,7 +91,8 @@ MOST_WORDS = 75_000
 
 def test_the_documents_do_not_grow():
     others = ("decisions-archive.md", "configuration-reference.md", "measurements.md")
-    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in others]
+    generated = ("verified.md",)
+    pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in others + generated]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MOST_WORDS
 
 

@@ -6,7 +6,7 @@ import pytest
 from paths import ROOT, TESTS
 
 KINDS = ("unit", "integration", "conformance", "e2e")
-BESIDE_THE_PACKAGE = ("benchmarks", "deploy", "examples")
+BESIDE_THE_PACKAGE = ("benchmarks", "deploy", "examples", "scripts")
 
 
 def test_a_test_is_in_one_of_four_folders():

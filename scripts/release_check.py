@@ -1,0 +1,235 @@
+"""Run everything that a release promises, in parts: `make release-check`.
+
+Runs each part that has not passed at this commit, and writes docs/verified.md after each. The state
+is in build/release, with the output of each part. An interrupted run continues with the part that
+it was in. A commit that changes only docs/verified.md counts as the one before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PASSED, FAILED, LATE, NOT_RUN = "passed", "**failed**", "**took too long**", "not run"
+_PAGE = Path("docs", "verified.md")
+_MOST_CHARACTERS = 160
+_GRACE_S = 20
+
+
+class Part(NamedTuple):
+    """A command, which gets `limit_s`. `needs`: programs, and (in capitals) variables."""
+
+    name: str
+    command: str
+    limit_s: int = 1750
+    needs: tuple[str, ...] = ()
+
+
+_FUZZ = "PYTHONPATH=tests .venv/bin/python -m fuzz.campaign --seconds"
+_BENCH = ".venv/bin/python -m benchmarks"
+PARTS = (
+    Part("check", "make check", 900),
+    Part("test", "make test"),
+    Part("page", "make page", needs=("chromium",)),
+    Part("packages", "make packages"),
+    Part("interop", "make interop", needs=("java", "mvn")),
+    Part("suites", "make suites", needs=("TRITON_SERVER", "TRITON_CLIENT")),
+    Part("clients", "make clients", needs=("npm",)),
+    Part("fuzz engine", f"{_FUZZ} 1500 graphs batches loads sequences streams"),
+    Part("fuzz servers", f"{_FUZZ} 1500 sequences_real streams_real sockets upstream"),
+    Part("fuzz edges", f"{_FUZZ} 900 lane edge"),
+    Part("chaos", f"{_BENCH}.chaos"),
+    Part("edge faults", f"{_BENCH}.edge_faults"),
+    Part("soak threads", f"{_BENCH}.soak"),
+    Part("soak processes", f"{_BENCH}.soak --processes --seconds 1200"),
+    Part("soak edge", f"{_BENCH}.attack.soak --seconds 1500"),
+    Part("attack", "make attack"),
+    Part("overload", f"{_BENCH} overload"),
+    Part("big", f"{_BENCH} big"),
+    Part("cluster", "make cluster", needs=("ray",)),
+    Part("manifests", "make manifests", 600),
+    Part("docs", "make docs", 300),
+    Part("bench goals", f"{_BENCH} --set goals"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The last run of a part. `artefact`: the last line that it printed."""
+
+    commit: str
+    date: str
+    machine: str
+    outcome: str
+    seconds: int
+    artefact: str
+
+
+class State:
+    """The outcomes, in a file that is replaced as a whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / "state.json"
+        found = json.loads(self._path.read_text()) if self._path.exists() else {}
+        self.outcomes = {name: Outcome(**fields) for name, fields in found.items()}
+
+    def add(self, name: str, outcome: Outcome) -> None:
+        self.outcomes[name] = outcome
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = self._path.with_suffix(".new")
+        new.write_text(json.dumps({name: asdict(each) for name, each in self.outcomes.items()}))
+        new.replace(self._path)
+
+
+class Tree:
+    """The checkout that is verified."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+
+    def commit(self) -> str:
+        """Return the commit; with a mark if files differ from it."""
+        changed = self._git("status", "--porcelain", "--", ".", f":!{_PAGE}")
+        return self._git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
+
+    def is_same(self, commit: str, other: str) -> bool:
+        """Return whether two commits have the same files, apart from docs/verified.md."""
+        if commit == other:
+            return not commit.endswith("+changes")
+        try:
+            self._git("diff", "--quiet", commit, other, "--", ".", f":!{_PAGE}")
+        except subprocess.CalledProcessError:  # they differ, or one of them is not here
+            return False
+        return True
+
+    def _git(self, *words: str) -> str:
+        done = subprocess.run(
+            ["git", *words], cwd=self.root, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+
+def missing(needs: Iterable[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return what a part needs and this machine lacks."""
+    path = os.pathsep.join([str(ROOT / ".venv" / "bin"), environment.get("PATH", "")])
+    return [
+        need
+        for need in needs
+        if not (environment.get(need) if need.isupper() else shutil.which(need, path=path))
+    ]
+
+
+def run(part: Part, commit: str, log: Path, cwd: Path = ROOT) -> Outcome:
+    """Run a part in a session of its own, which is killed past its limit."""
+    date = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
+    machine = f"{os.cpu_count()} x {platform.machine()}, Python {platform.python_version()}"
+    if absent := missing(part.needs):
+        return Outcome(commit, date, machine, NOT_RUN, 0, f"needs {', '.join(absent)}")
+    began = time.monotonic()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            ["bash", "-c", part.command],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            outcome = FAILED if process.wait(part.limit_s) else PASSED
+        except subprocess.TimeoutExpired:
+            outcome = LATE
+        finally:
+            _end(process)
+    seconds = round(time.monotonic() - began)
+    return Outcome(
+        commit, date, machine, outcome, seconds, last_line(log.read_text("utf-8", "replace"))
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the process, if it runs, and its session."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def last_line(text: str) -> str:
+    """Return the last line that says something, as a cell of a table."""
+    lines = [line.strip("= ") for line in text.splitlines()]
+    line = next((line for line in reversed(lines) if any(map(str.isalnum, line))), "")
+    return line[:_MOST_CHARACTERS].replace("|", "\\|")
+
+
+def page(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> str:
+    """Return docs/verified.md."""
+    return "\n".join(_page(parts, outcomes)) + "\n"
+
+
+def _page(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+    yield "# Verified"
+    yield ""
+    yield "The last run of each part of a release. `make release-check` writes this page."
+    yield ""
+    yield "| part | command | commit | date (UTC) | machine | outcome | seconds | last line |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for part in parts:
+        outcome = outcomes.get(part.name)
+        if outcome is None:
+            yield f"| {part.name} | `{part.command}` | | | | {NOT_RUN} | | |"
+        else:
+            cells = (outcome.commit, outcome.date, outcome.machine, outcome.outcome)
+            yield (
+                f"| {part.name} | `{part.command}` | {' | '.join(cells)} "
+                f"| {outcome.seconds} | {outcome.artefact} |"
+            )
+
+
+def verify(parts: Sequence[Part], state: State, tree: Tree, is_again: bool = False) -> bool:
+    """Run the parts that have not passed at this commit; return whether each part has."""
+    for part in parts:
+        commit, last = tree.commit(), state.outcomes.get(part.name)
+        if not is_again and last and last.outcome == PASSED and tree.is_same(last.commit, commit):
+            continue
+        print(f"{part.name}: {part.command}", flush=True)
+        log = state.folder / f"{part.name.replace(' ', '-')}.log"
+        outcome = run(part, commit, log, tree.root)
+        state.add(part.name, outcome)
+        (tree.root / _PAGE).write_text(page(PARTS, state.outcomes), encoding="utf-8")
+        print(f"    {outcome.outcome}, {outcome.seconds} s: {outcome.artefact}", flush=True)
+    return all(state.outcomes[part.name].outcome in (PASSED, NOT_RUN) for part in parts)
+
+
+def main() -> int:
+    names = [part.name for part in PARTS]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of: {', '.join(names)}")
+    parser.add_argument("--again", action="store_true", help="run also what has passed")
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(names):
+        parser.error(f"no such parts: {', '.join(sorted(unknown))}")
+    parts = [part for part in PARTS if part.name in given.parts or not given.parts]
+    return 0 if verify(parts, State(ROOT / "build" / "release"), Tree(), given.again) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""`make release-check`: its parts, the state of an interrupted run, and the page."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+from paths import ROOT
+
+from scripts import release_check
+
+Part, State, Tree = release_check.Part, release_check.State, release_check.Tree
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A checkout with one commit, whose page is docs/verified.md."""
+    folder = tmp_path / "checkout"
+    (folder / "docs").mkdir(parents=True)
+    (folder / "code").write_text("1")
+    tree = Tree(folder)
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "a")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "a@b")
+    tree._git("init", "--quiet")
+    _commit(tree)
+    return tree
+
+
+def _commit(tree):
+    tree._git("add", ".")
+    tree._git("commit", "--quiet", "--allow-empty", "--message", "a")
+
+
+@pytest.fixture
+def verify(tree, tmp_path, monkeypatch):
+    """Verify with the state of the earlier calls; return the outcomes by their parts."""
+
+    def verify(*parts, **options):
+        monkeypatch.setattr(release_check, "PARTS", parts)
+        state = State(tmp_path / "state")
+        is_well = release_check.verify(parts, state, tree, **options)
+        outcomes = State(tmp_path / "state").outcomes
+        return is_well, {name: (each.outcome, each.artefact) for name, each in outcomes.items()}
+
+    return verify
+
+
+def test_each_part_passes_or_fails_and_its_last_line_is_in_the_page(verify, tree):
+    good = Part("good", "echo first; echo '== 7 passed | 1 =='; echo ---")
+    is_well, outcomes = verify(good, Part("bad", "echo no; exit 3"))
+    assert not is_well
+    assert outcomes == {
+        "good": (release_check.PASSED, "7 passed \\| 1"),
+        "bad": (release_check.FAILED, "no"),
+    }
+    page = (tree.root / "docs" / "verified.md").read_text()
+    assert re.search(rf"\| good \|.*\| {tree.commit()} \|.*\| passed \| \d+ \| 7 passed", page)
+    assert "| bad |" in page
+
+
+def test_what_has_passed_at_this_commit_does_not_run_again(verify, tree, tmp_path):
+    counted = Part("counted", f"echo >> {tmp_path}/runs; wc -l < {tmp_path}/runs")
+
+    def runs(**options):
+        return verify(counted, **options)[1]["counted"][1]
+
+    assert runs() == "1"
+    assert runs() == "1"
+    _commit(tree)  # the page alone
+    assert runs() == "1"
+    assert runs(is_again=True) == "2"
+    (tree.root / "code").write_text("2")
+    assert runs() == "3"
+    assert runs() == "4", "nobody can say what files it passed with"
+    _commit(tree)
+    assert runs() == "5"
+    assert runs() == "5"
+
+
+def test_a_part_that_failed_runs_again(verify, tmp_path):
+    part = Part("part", f"test -e {tmp_path}/mended")
+    assert not verify(part)[0]
+    (tmp_path / "mended").touch()
+    assert verify(part) == (True, {"part": (release_check.PASSED, "")})
+
+
+def test_a_part_that_takes_too_long_is_killed_with_what_it_has_started(verify):
+    is_well, outcomes = verify(Part("slow", "echo begun; sleep 1000 & wait", limit_s=1))
+    assert (is_well, outcomes["slow"]) == (False, (release_check.LATE, "begun"))
+
+
+def test_a_part_that_needs_what_is_not_there_does_not_run(verify, monkeypatch):
+    monkeypatch.setenv("SET", "1")
+    part = Part("part", "exit 1", needs=("SET", "bash", "UNSET_VARIABLE", "no-such-program"))
+    outcome = (release_check.NOT_RUN, "needs UNSET_VARIABLE, no-such-program")
+    assert verify(part) == (True, {"part": outcome})
+
+
+def test_each_part_is_shorter_than_half_an_hour_and_is_there():
+    makefile = (ROOT / "Makefile").read_text()
+    names = [part.name for part in release_check.PARTS]
+    assert len(names) == len(set(names))
+    for part in release_check.PARTS:
+        assert part.limit_s < 1800
+        program, _, rest = re.sub(r"^\w+=\S+ ", "", part.command).partition(" ")
+        if program == "make":
+            assert f"\n{rest}: " in makefile
+        else:
+            module = rest.split()[1].replace(".", "/")
+            tops = (ROOT, ROOT / "tests")
+            assert any(
+                (top / f"{module}.py").exists() or (top / module / "__main__.py").exists()
+                for top in tops
+            ), part.command
+
+
+def test_the_page_of_this_checkout_has_the_parts_that_there_are():
+    page = (ROOT / "docs" / "verified.md").read_text()
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines()[6:]]
+    assert rows == [part.name for part in release_check.PARTS]
+    assert subprocess.run(
+        ["git", "check-ignore", "--quiet", "build/release/state.json"], cwd=ROOT, check=False
+    ).returncode in (0, 128)  # 128: not a checkout
