@@ -38,7 +38,6 @@ _UNUSED = {
     "cache-directory": "caches are Python packages",
     "backend-config": "backends have no own settings",
     "http-thread-count": "HTTP is read on an event loop",
-    "grpc-infer-thread-count": "gRPC is read on an event loop",
     "grpc-infer-allocation-pool-size": "there is no such pool",
     "grpc-max-response-pool-size": "there is no such pool",
     "model-load-thread-count": "models are loaded as concurrently as they can be",
@@ -168,7 +167,10 @@ def _add_ports(add: Add) -> None:
         add(f"--{api}-port", type=int, default=port, metavar="PORT", help="0: any free one")
         add(f"--reuse-{api}-port", **_NO)
         add(f"--{api}-header-forward-pattern", default="", metavar="REGEX")
-        if api == "http":
+        if api == "grpc":
+            threads = "between 2 and 128; without effect here"
+            add("--grpc-infer-thread-count", type=_thread_count, metavar="COUNT", help=threads)
+        else:
             most = "maximum of a request's JSON"
             add("--http-max-input-size", type=int, default=64 * 2**20, metavar="BYTES", help=most)
     add("--allow-metrics", **_YES)
@@ -232,6 +234,14 @@ def _flag(text: str) -> bool:
     if text.lower() not in (*_TRUE, *_FALSE):
         raise argparse.ArgumentTypeError(f"expected true or false, found {text!r}")
     return text.lower() in _TRUE
+
+
+def _thread_count(text: str) -> int:
+    if text.isdecimal() and 2 <= int(text) <= 128:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
+    )
 
 
 def _name(argument: str) -> str:

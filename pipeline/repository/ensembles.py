@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from pipeline.errors import NotImplementedByOpError, PipelineError
 from pipeline.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.backends.base import Backend, ModelSource
+from pipeline.repository.backends.ragged import Dims, reshaped, reshaping_of
 from pipeline.repository.ensemble_checks import check_steps, dims_fit, in_order, own_dims, steps_of
 from pipeline.repository.model_folders import key_of
 from pipeline.repository.served_models import ServedModels
@@ -27,7 +29,8 @@ _ANY = 1 << 30
 PLACES = 4096  # requests in an ensemble, for each step: its models have limits of their own
 
 Fit = Callable[[Any], Any]
-"""Adds the batch to an array, or takes it away, where two models see it differently."""
+"""Adds the batch to an array, takes it away, or reshapes it, where two models see it differently.
+"""
 
 
 class StepOp(Op):
@@ -54,11 +57,15 @@ class PartsStepOp(StepOp):
 
 
 class TensorSource(msgspec.Struct, frozen=True):
-    """Origin of a tensor of an ensemble: its Op, whether that batches, and comes in parts."""
+    """Origin of a tensor of an ensemble: its Op, whether that batches, and comes in parts.
+
+    `fit`: what each reader does with it first.
+    """
 
     op: Op
     batches: bool
     streams: bool = False
+    fit: Fit | None = None
 
     @property
     def key(self) -> str:
@@ -248,8 +255,13 @@ class _Steps:
         self._config = config
         self._models = models
         self._batches = config.max_batch_size > 0
-        own = TensorSource(RequestOp(), self._batches)
-        self._sources: dict[str, TensorSource] = {slot.name: own for slot in config.input}
+        reshaping, request = reshaping_of(config), RequestOp()
+        given = _reshaping(reshaping.skip, reshaping.inputs)
+        self._answered = _reshaping(reshaping.skip, reshaping.outputs)
+        self._sources: dict[str, TensorSource] = {
+            slot.name: TensorSource(request, self._batches, fit=given.get(slot.name))
+            for slot in config.input
+        }
         self._dims = {slot.name: own_dims(slot) for slot in config.output}
         self._leads_to = _leading(config)
         self._names = _names(config)
@@ -261,7 +273,8 @@ class _Steps:
             self.last: Op = only
             assert isinstance(only.pipeline_step, EnsembleStep)
             only.pipeline_step.is_last = True
-            only.pipeline_step.fits = self._own_fits()
+            fits = {read.name: read.fit for read in self._own_reads()}
+            only.pipeline_step.fits = {name: fit for name, fit in fits.items() if fit is not None}
         else:
             self.last = self._end()
 
@@ -296,25 +309,30 @@ class _Steps:
 
     def _end(self) -> Op:
         """Return an Op that puts together what several steps have made."""
-        reads = [
-            self._read(name, name, dims, self._batches)  # as one that reads it would
-            for name, dims in self._dims.items()
-        ]
+        reads = self._own_reads()
         step = OutputStep(self._models, self._config.name, "", -1, reads, {}, frozenset(self._dims))
         step.streams = self._streams(self._dims)
         name = _unused("outputs", self._names)
         return StepOp(name, self._producers(self._dims), step)
 
-    def _own_fits(self) -> dict[str, Fit]:
-        fits = {
-            name: _fit(self._sources[name].batches, self._batches, dims)
+    def _own_reads(self) -> list[Read]:
+        """Return the reads of the outputs, as one that reads them would."""
+        return [
+            self._read(name, name, dims, self._batches, self._answered.get(name))
             for name, dims in self._dims.items()
-        }
-        return {name: fit for name, fit in fits.items() if fit is not None}
+        ]
 
-    def _read(self, tensor: str, name: str, dims: Sequence[int], batches: bool) -> Read:
+    def _read(
+        self,
+        tensor: str,
+        name: str,
+        dims: Sequence[int],
+        batches: bool,
+        last: Fit | None = None,
+    ) -> Read:
         source = self._sources[tensor]
-        return Read(source.key, tensor, name, _fit(source.batches, batches, dims))
+        fits = [source.fit, _fit(source.batches, batches, dims), last]
+        return Read(source.key, tensor, name, _joined([fit for fit in fits if fit is not None]))
 
     def _streams(self, tensors: Iterable[str]) -> list[str]:
         sources = [self._sources[tensor] for tensor in tensors]
@@ -367,6 +385,23 @@ def _fit(is_batched: bool, batches: bool, dims: Sequence[int]) -> Fit | None:
     if is_batched == batches:
         return None
     return _adding(tuple(dims)) if batches else _taking(tuple(dims))
+
+
+def _joined(fits: Sequence[Fit]) -> Fit | None:
+    """Return the conversions one after the other as one."""
+    if len(fits) < 2:
+        return fits[0] if fits else None
+
+    def fit(value: Any) -> Any:
+        for step in fits:
+            value = step(value)
+        return value
+
+    return fit
+
+
+def _reshaping(skip: int, shapes: Mapping[str, tuple[Dims, Dims]]) -> dict[str, Fit]:
+    return {name: partial(reshaped, name, skip, *dims) for name, dims in shapes.items()}
 
 
 def _adding(dims: tuple[int, ...]) -> Fit:

@@ -21,7 +21,6 @@ from pipeline.frontends.v2.errors import V2Error
 from pipeline.frontends.v2.interface import ModelInterface, interface_of_config
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.proto.pipeline_service_pb2 import Request
-from pipeline.proto.v2.raw import about_request
 
 _NO_MESSAGE = Request()
 _MOST_FORMS = 256  # of inputs, remembered for each model
@@ -143,7 +142,7 @@ def _rows(model: _FoundModel, feeds: dict[str, Any], info: RequestInfo) -> int:
         try:
             rows = model.interface.check_inputs(name, feeds)
         except V2Error as error:
-            raise InputError(f"{about_request(info.id)}{error}") from None
+            raise InputError(error.about(info.id)) from None
         if len(model.forms) >= _MOST_FORMS:
             model.forms.clear()
         model.forms[form] = rows

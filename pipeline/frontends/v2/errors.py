@@ -13,6 +13,7 @@ from pipeline.errors import (
     shortened,
     utf8_text,
 )
+from pipeline.proto.v2.raw import about_request
 
 NO_LOADING = "explicit model load / unload is not allowed if polling is enabled"
 NO_REPOSITORY_NAME = "'repository_name' specification is not supported"
@@ -51,6 +52,20 @@ class V2Error(Exception):
         super().__init__(utf8_text(shortened(text)))
         self.kind = kind
         self.retry_after_s: int | None = retry_after_s if kind is V2Status.UNAVAILABLE else None
+
+    def about(self, request_id: str) -> str:
+        """Return the text with the request's id, as Triton has it."""
+        return f"{about_request(request_id)}{self}"
+
+
+class UnknownTensorError(V2Error):
+    """A request names an input or output that the model lacks; Triton omits the request's id."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(V2Status.INVALID, text)
+
+    def about(self, request_id: str) -> str:
+        return str(self)
 
 
 def invalid(text: str) -> V2Error:

@@ -31,7 +31,7 @@ from pipeline.proto.pipeline.response import LargeResponse
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.slices import SHORT_BYTES, Limits, is_short, weight
 from pipeline.proto.v2.codec import InferRequest, InferResponse, Parameters, SharedPlace
-from pipeline.proto.v2.raw import Array, about_request
+from pipeline.proto.v2.raw import Array
 
 Headers = Callable[[], Iterable[tuple[str | bytes, str | bytes]]]
 
@@ -287,7 +287,7 @@ class Inference:
             interface.check_outputs(model.name, outputs)
             rows = interface.check_inputs(model.name, request.inputs)
         except V2Error as error:
-            raise V2Error(error.kind, f"{about_request(request.id)}{error}") from None
+            raise V2Error(error.kind, error.about(request.id)) from None
         if entry.served.config.timeout_s is None:
             limit_s = None
         changes = self._registry.changes

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pipeline.data import ANY, Tensor, announced_batch
 from pipeline.errors import PayloadTypeError
-from pipeline.frontends.v2.errors import V2Error, invalid
+from pipeline.frontends.v2.errors import UnknownTensorError, V2Error, invalid
 from pipeline.predictors.base import ModelMetadata, TensorMetadata
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
 from pipeline.proto.v2.raw import datatype_of
@@ -90,7 +90,8 @@ class ModelInterface(msgspec.Struct, frozen=True):
         if len(inputs) == len(known) or (len(inputs) < len(known) and not missing):
             for name in inputs:
                 if name not in known:
-                    raise invalid(f"unexpected inference input '{name}' for model '{model}'")
+                    text = f"unexpected inference input '{name}' for model '{model}'"
+                    raise UnknownTensorError(text)
         else:
             least, most = len(required), len(known)
             expected = (
@@ -136,7 +137,7 @@ class ModelInterface(msgspec.Struct, frozen=True):
 
 
 def no_such_output(model: str, name: str) -> V2Error:
-    return invalid(f"unexpected inference output '{name}' for model '{model}'")
+    return UnknownTensorError(f"unexpected inference output '{name}' for model '{model}'")
 
 
 def fits(shape: Sequence[int], expected: Sequence[int]) -> bool:

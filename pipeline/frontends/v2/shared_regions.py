@@ -16,7 +16,7 @@ from pipeline.frontends.v2.errors import V2Error, V2Status, internal, invalid
 from pipeline.frontends.v2.json_objects import json_object
 from pipeline.proto.slices import Limits
 from pipeline.proto.v2.codec import InferRequest, InferResponse, SharedPlace, StoredOutput
-from pipeline.proto.v2.raw import UnfilledError, about_request, datatype_of, raw_to_array, raw_view
+from pipeline.proto.v2.raw import UnfilledError, datatype_of, raw_to_array, raw_view
 
 _FOLDER = "/dev/shm"  # folder of shm_open
 _MOST = 2**64 - 1  # limit of an offset, and of a size
@@ -314,7 +314,7 @@ def opened(request: InferRequest, regions: SharedRegions, limits: Limits) -> Inf
         except PackageError as error:
             raise type(error)(f"input {name!r}: {error}") from None
         except V2Error as error:
-            raise V2Error(error.kind, f"{about_request(request.id)}{error}") from None
+            raise V2Error(error.kind, error.about(request.id)) from None
     for place in request.places.values():
         regions.check(place.region, place.offset, place.byte_size)
     return msgspec.structs.replace(request, inputs=inputs, shared={})

@@ -50,20 +50,29 @@ class Reshaping(msgspec.Struct, frozen=True):
     def _reshaped(
         self, arrays: Mapping[str, Any], shapes: Mapping[str, tuple[Dims, Dims]]
     ) -> dict[str, Any]:
-        reshaped = dict(arrays)
-        for name in shapes.keys() & arrays.keys():
-            array, (source, target) = np.asarray(arrays[name]), shapes[name]
-            sizes = array.shape[self.skip :]
-            free = iter([size for size, dim in zip(sizes, source, strict=False) if dim == _ANY])
-            sized = [next(free, _ANY) if dim == _ANY else dim for dim in target]
-            shape = [*array.shape[: self.skip], *sized]
-            try:
-                reshaped[name] = array.reshape(shape)
-            except ValueError:
-                raise PayloadTypeError(
-                    f"{name!r} has the shape {list(array.shape)}, which cannot become {shape}"
-                ) from None
-        return reshaped
+        names = shapes.keys() & arrays.keys()
+        return {
+            **arrays,
+            **{name: reshaped(name, self.skip, *shapes[name], arrays[name]) for name in names},
+        }
+
+
+def reshaped(name: str, skip: int, source: Dims, target: Dims, value: Any) -> Any:
+    """Return a tensor of the dimensions `source` as one of `target`; those before `skip` stay.
+
+    Raises PayloadTypeError: it has not the elements for it.
+    """
+    array = np.asarray(value)
+    sizes = array.shape[skip:]
+    free = iter([size for size, dim in zip(sizes, source, strict=False) if dim == _ANY])
+    sized = [next(free, _ANY) if dim == _ANY else dim for dim in target]
+    shape = [*array.shape[:skip], *sized]
+    try:
+        return array.reshape(shape)
+    except ValueError:
+        raise PayloadTypeError(
+            f"{name!r} has the shape {list(array.shape)}, which cannot become {shape}"
+        ) from None
 
 
 def reshaping_of(config: ModelConfig) -> Reshaping:

@@ -210,3 +210,21 @@ def test_outputs_that_no_model_made_are_left_out(models):
     add_pipeline(models, "whole", 8, steps, "x", "y", "z")
     with serving(models, models=("whole",)) as server:
         assert infer(server, "whole", [1.0], "x") == (200, {"y": [1.0]})
+
+
+@pytest.mark.parametrize(("most", "models_count"), [(0, 2), (4, 1)])
+def test_an_ensemble_reshapes_its_tensors_for_its_models(tmp_path, most, models_count):
+    ends = [str(number) for number in range(models_count)]
+    steps = [("a", {"INPUT0": "x"}, {"OUTPUT0": f"y{end}"}) for end in ends]
+    model = add_identity(tmp_path, "a", 1, most=most) / "config.pbtxt"
+    model.write_text(model.read_text().replace("-1", "2, 2"))
+    folder = add_pipeline(tmp_path, "e", most, steps, "x", *(f"y{end}" for end in ends))
+    config = folder / "config.pbtxt"
+    config.write_text(config.read_text().replace("dims: -1", "dims: 4 reshape { shape: [2, 2] }"))
+    values, shape = [1.0, 2.0, 3.0, 4.0], [1, 4] if most else [4]
+    sent = {"name": "x", "datatype": "FP32", "shape": shape, "data": values}
+    with serving(tmp_path, mode="none") as server:
+        _, _, answer = http(server, "POST", "/v2/models/e/infer", {"inputs": [sent]})
+        assert [(each["shape"], each["data"]) for each in answer["outputs"]] == [
+            (shape, values)
+        ] * models_count

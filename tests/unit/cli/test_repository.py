@@ -111,7 +111,7 @@ def test_ports_are_shared_with_other_servers_if_one_of_them_is(said):
 
 
 def test_flags_that_change_nothing_are_read(said):
-    said("--http-thread-count=8", "--allow-gpu-metrics=false")
+    said("--http-thread-count=8", "--allow-gpu-metrics=false", "--grpc-infer-thread-count=128")
     said("--metrics-config", "histogram_latencies=true", "--trace-config=triton,rate=100")
 
 
@@ -126,6 +126,14 @@ def test_flags_that_change_nothing_are_read(said):
 )
 def test_what_is_refused(said, capsys, flags, text):
     assert module.repository(["--model-repository=/r", *flags]) == 1
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["-1", "0", "1", "129", "many"])
+def test_as_many_threads_as_triton_takes_are_accepted(said, capsys, count):
+    with pytest.raises(SystemExit):
+        said(f"--grpc-infer-thread-count={count}")
+    text = "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
     assert text in capsys.readouterr().err
 
 

@@ -315,6 +315,16 @@ async def test_requests_that_break_the_protocol_are_refused(site, body, headers,
 
 
 @visited()
+async def test_errors_about_unknown_tensors_do_not_name_the_request(site):
+    path = "/v2/models/double/infer"
+    wrong = {"input": {"inputs": [{**X, "name": "z"}]}, "output": {"outputs": [{"name": "z"}]}}
+    for kind, tensors in wrong.items():
+        reply = await site.reply("POST", path, {"id": "r7", "inputs": [X], **tensors})
+        text = f"unexpected inference {kind} 'z' for model 'double'"
+        assert orjson.loads(reply.body) == {"error": text}
+
+
+@visited()
 async def test_an_output_that_is_asked_for_twice_is_refused(site):
     body = {"inputs": [X], "outputs": [{"name": "y"}, {"name": "y"}]}
     status, answer = await site.infer(body)
