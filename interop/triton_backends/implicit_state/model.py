@@ -1,4 +1,4 @@
-"""A stand-in for Triton's test backend `implicit_state`, which leaves its states as they are."""
+"""A stand-in for Triton's test backend `implicit_state`, which changes no state."""
 
 import triton_python_backend_utils as pb_utils
 
