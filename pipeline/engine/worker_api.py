@@ -101,6 +101,9 @@ class Workers(Protocol):
     def is_ready(self) -> bool:
         """Return whether jobs are taken, and every worker is healthy or will be soon."""
 
+    async def check_models(self) -> bool:
+        """Return whether every worker's model says that it is ready; most models are not asked."""
+
     @property
     def note(self) -> ModelMetadata | None:
         """Metadata of the model that the workers have loaded; None: not loaded yet, or no model."""
@@ -196,6 +199,9 @@ class WorkersBase:
 
     def convoy_size(self, rows: int) -> int:
         return 0
+
+    async def check_models(self) -> bool:
+        return True
 
     def joined(self, run: Any) -> None:
         """Do nothing: workers of this process see which requests join."""

@@ -153,6 +153,7 @@ class ModelControl:
         self._is_started = False
         self.server_name: str = settings.server_name
         self.is_explicit: bool = settings.mode == "explicit"
+        self.is_strict: bool = settings.is_strict
         self.is_live: bool = True
 
     # Life -----------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ class ModelControl:
     @property
     def is_ready(self) -> bool:
         """Return whether all models but unloaded ones are ready; not strict: the start is over."""
-        if not (self._is_started and self._settings.is_strict):
+        if not (self._is_started and self.is_strict):
             return self._is_started
         of_each = [self._versions.of(name) for name in self._known]
         states = [state for versions in of_each for state in versions.values()]

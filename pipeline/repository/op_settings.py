@@ -61,6 +61,16 @@ def instances_of(config: ModelConfig) -> int:
     )
 
 
+def instance_names(config: ModelConfig) -> list[str]:
+    """Return the names of a model's instances; those of one group on several cards share them."""
+    return [
+        f"{group.name}_{number}"
+        for group in config.instance_group
+        for number in range(group.count)
+        for _ in group.gpus or (0,)
+    ]
+
+
 def _needs(config: ModelConfig) -> list[dict[str, Any]]:
     """Return what instances need while they run; none: no group of them says so."""
     groups = config.instance_group

@@ -54,13 +54,13 @@ class ServedModels:
         """Raise V2Error for unknown outputs of a model, PipelineError for an unknown model."""
         self._find(name, version).interface.check_outputs(name, wanted)
 
-    def is_ready(self, name: str, version: int) -> bool:
-        """Return whether a model is ready."""
+    async def is_ready(self, name: str, version: int) -> bool:
+        """Return whether a model is ready, also by its own check."""
         try:
-            self._entry(name, version)
+            entry = self._entry(name, version)
         except NoServiceError:
             return False
-        return True
+        return await entry.served.engine.check_models()
 
     def begin(
         self,

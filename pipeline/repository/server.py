@@ -255,7 +255,7 @@ class RepositoryHost:
         """Load or unload a model, or return whether it is ready. Raises PipelineError."""
         name, control = change.model, self._control
         if change.action == "is_ready":
-            return self._models.is_ready(name, change.version)
+            return await self._models.is_ready(name, change.version)
         try:
             if change.action == "load":
                 files = {key.removeprefix(_FILE): data for key, data in change.files.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -22,6 +23,8 @@ from pipeline.engine.request import SinkBase, StreamHandle
 from pipeline.errors import ClosedError, PipelineError, UserCodeError, described
 
 _LOGGER = logging.getLogger(__name__)
+
+_CHECK_S = 5.0  # as in Triton
 
 
 class PeerSink(SinkBase):
@@ -83,6 +86,11 @@ def _refused(model: str, error: Exception) -> PipelineError:
     return error
 
 
+def begin_check(work: Callable[[], None]) -> None:
+    """Call a model's check in a thread of its own: it may hang."""
+    threading.Thread(target=work, name="pipeline-check", daemon=True).start()
+
+
 async def changed(models: ModelHost, change: ModelChange) -> ModelPart:
     try:
         return ModelPart(is_ready=await models.change(change))
@@ -100,8 +108,41 @@ def used(metrics: MetricHolder, use: MetricUse) -> ModelPart:
         return ModelPart(error=error)
 
 
+class ModelCheck:
+    """A model's own check of its readiness: one call at a time, whose result all callers get.
+
+    Args:
+        begin: calls the check, somewhere; `answered` gets the result on the loop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, begin: Callable[[], None]) -> None:
+        self._loop = loop
+        self._begin = begin
+        self._result: asyncio.Future[bool] | None = None
+
+    async def is_ready(self) -> bool:
+        """Return whether the model is ready; False if it has not answered in time."""
+        if self._result is None:
+            self._result = self._loop.create_future()
+            self._begin()
+        done, _ = await asyncio.wait([self._result], timeout=_CHECK_S)
+        return any(result.result() for result in done)
+
+    def answered(self, is_ready: bool) -> None:
+        """Take the result of the call, or False if it will never end."""
+        if self._result is not None:
+            self._result.set_result(is_ready)
+            self._result = None
+
+
 class LoopCaller:
-    """The models of the server, for threads of its own process; see `ModelCaller`."""
+    """The models of the server, for threads of its own process; see `ModelCaller`.
+
+    Attributes:
+        check: of the model that runs in these threads; None: it has none.
+    """
+
+    check: ModelCheck | None = None
 
     def __init__(self, loop: asyncio.AbstractEventLoop, models: ModelHost) -> None:
         self._loop = loop
@@ -147,6 +188,13 @@ class LoopCaller:
     def drop_metrics(self, use: MetricUse) -> None:
         with contextlib.suppress(ClosedError):
             self.metric(use, None)
+
+    def offer_check(self, check: Callable[[], bool]) -> None:
+        def work() -> None:
+            with contextlib.suppress(ClosedError):
+                self.soon(own.answered, check())
+
+        own = self.check = ModelCheck(self._loop, lambda: begin_check(work))
 
     def soon(self, work: Callable[..., None], *arguments: Any) -> None:
         """Call a function on the loop. Raises ClosedError: the loop has ended."""

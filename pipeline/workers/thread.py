@@ -112,6 +112,10 @@ class ThreadWorkers(WorkersBase):
     def is_ready(self) -> bool:
         return len(self._workers) >= self._wanted
 
+    async def check_models(self) -> bool:
+        models: LoopCaller | None = self._op.pipeline_models
+        return models is None or models.check is None or await models.check.is_ready()
+
     def state(self) -> WorkersState:
         return WorkersState(
             kind="thread",

@@ -50,6 +50,9 @@ class RepositoryControl(Protocol):
     is_explicit: bool
     """Whether callers may load and unload."""
 
+    is_strict: bool
+    """Whether the server is ready only if all of its models are."""
+
     @property
     def is_live(self) -> bool:
         """Return whether the server has a repository."""

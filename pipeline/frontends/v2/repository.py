@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -135,8 +136,13 @@ class ModelRepository:
             return False
         if self._control is not None and not self._registry.graphs():
             return True
-        states = [_all_ready(await served.snapshots()) for served in self._registry.graphs()]
-        return bool(states) and all(states)
+        graphs = self._registry.graphs()
+        states = [_all_ready(await served.snapshots()) for served in graphs]
+        if not states or not all(states):
+            return False
+        if self._control is not None and not self._control.is_strict:
+            return True
+        return all(await asyncio.gather(*(served.engine.check_models() for served in graphs)))
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
         """Return whether all replicas accept requests for this model; False for an unknown one."""
@@ -144,7 +150,8 @@ class ModelRepository:
             entry = self.views.entry(name, version)
         except V2Error:
             return False
-        return _is_ready(entry, await entry.served.snapshots())
+        is_ready = _is_ready(entry, await entry.served.snapshots())
+        return is_ready and await entry.served.engine.check_models()
 
     async def index(self, only_ready: bool = False) -> list[dict[str, str]]:
         """Return all models, in the words of RepositoryIndexResponse.ModelIndex, sorted by name."""

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.data import ChannelData
 from pipeline.engine.model_calls import MetricUse, ModelChange, ModelHost, PeerCall
 from pipeline.errors import PipelineError, error_to_fields
-from pipeline.workers.peer_calls import PeerSink, changed, used
+from pipeline.workers.peer_calls import ModelCheck, PeerSink, changed, used
 from pipeline.workers.process.calls import AnswersMessage, CallsMessage, WireAnswer, WirePartLimit
 from pipeline.workers.process.wire import ErrorFields, Link, WireParts, framed
 from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
@@ -31,6 +31,7 @@ class CallHost:
 
     Attributes:
         region: of the arena, for the inputs of the worker's calls.
+        check: of the worker's model; None: it has none.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class CallHost:
         self._loop = loop
         self._maker = maker
         self._on_parts = on_parts
+        self.check: ModelCheck | None = None
         self._asked: dict[int, _HostedCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -67,6 +69,8 @@ class CallHost:
         """End all calls: the worker has ended."""
         self._link.close()
         self.theirs.close()
+        if self.check is not None:
+            self.check.answered(False)
         for asked in list(self._asked.values()):
             asked.sink.abandon()
         self._asked.clear()
@@ -82,6 +86,10 @@ class CallHost:
     def _take(self, calls: CallsMessage) -> None:
         if calls.parts is not None:
             self._on_parts(calls.parts)
+        if calls.has_check:
+            self.check = ModelCheck(self._loop, self._begin_check)
+        if calls.is_ready is not None and self.check is not None:
+            self.check.answered(calls.is_ready)
         for wire in calls.calls:
             if wire.metric is not None:
                 self._use(wire.number, wire.metric)
@@ -97,6 +105,10 @@ class CallHost:
         for number in calls.cancelled:
             if number in self._asked:
                 self._asked.pop(number).sink.abandon()
+
+    def _begin_check(self) -> None:
+        freed = self._memory.take_freed(self.region)
+        self._link.send(framed(AnswersMessage([], freed, checks=True)))
 
     def _begin(self, number: int, call: PeerCall, feeds: SerializedPayload) -> None:
         payload = self._memory.payload(feeds, self._maker)

@@ -19,6 +19,7 @@ import msgspec
 from pipeline.engine.model_calls import MetricUse, ModelChange, ModelPart, OnPart, PeerCall
 from pipeline.engine.streams.flow import ENDED
 from pipeline.errors import ClosedError, InputError, PipelineError, error_from_fields
+from pipeline.workers.peer_calls import begin_check
 from pipeline.workers.process.outcomes import outcome_of
 from pipeline.workers.process.wire import ErrorFields, ItemOutcome, Unframer, WireParts, framed
 from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
@@ -42,13 +43,16 @@ class WireCall(msgspec.Struct, array_like=True):
 class CallsMessage(msgspec.Struct, array_like=True):
     """From a worker. `cancelled` and `taken` are numbers of calls, `taken` once for each part.
 
-    `parts` are those of a job, see `sending`.
+    `parts` are those of a job, see `sending`. `has_check`: see `ModelCaller.offer_check`;
+    `is_ready` is the result of a check.
     """
 
     calls: list[WireCall] = []
     cancelled: list[int] = []
     taken: list[int] = []
     parts: WireParts | None = None
+    has_check: bool = False
+    is_ready: bool | None = None
 
 
 class WireAnswer(msgspec.Struct, array_like=True):
@@ -72,11 +76,15 @@ class WirePartLimit(msgspec.Struct, array_like=True):
 
 
 class AnswersMessage(msgspec.Struct, array_like=True):
-    """To a worker. `freed` are blocks of its region for calls that nobody reads any more."""
+    """To a worker. `freed` are blocks of its region for calls that nobody reads any more.
+
+    `checks`: the model is asked whether it is ready.
+    """
 
     answers: list[WireAnswer]
     freed: list[Block] = []
     room: WirePartLimit | None = None
+    checks: bool = False
 
 
 class CallLink:
@@ -102,6 +110,7 @@ class CallLink:
         self._dropped: queue.SimpleQueue[MetricUse] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._is_over = False
+        self._check: Callable[[], bool] | None = None
 
     def begin(self, call: PeerCall, feeds: Mapping[str, Any], on_part: OnPart) -> _SentCall:
         """Call a model. Raises PipelineError: the server has ended, or inputs cannot be sent."""
@@ -143,6 +152,18 @@ class CallLink:
                 pass  # the server has ended
             finally:
                 self._lock.release()
+
+    def offer_check(self, check: Callable[[], bool]) -> None:
+        with self._lock:
+            self._check = check
+            self._begun()
+            self._send(CallsMessage(has_check=True))
+
+    def _run_check(self) -> None:
+        assert self._check is not None, "the server knows it"
+        is_ready = self._check()
+        with self._lock, contextlib.suppress(ClosedError):
+            self._send(CallsMessage(is_ready=is_ready))
 
     def _send_dropped(self) -> None:
         with contextlib.suppress(queue.Empty):
@@ -217,6 +238,8 @@ class CallLink:
             assert self._memory is not None, "there is an answer"
             for block in answers.freed:
                 self._memory.free(block)
+        if answers.checks:
+            begin_check(self._run_check)
         if answers.room is not None:
             self.on_room(answers.room)
         for answer in answers.answers:

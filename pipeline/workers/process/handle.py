@@ -21,6 +21,7 @@ from pipeline.errors import (
 from pipeline.metrics import LEDGER
 from pipeline.op import Op
 from pipeline.predictors.base import ModelMetadata
+from pipeline.workers.peer_calls import ModelCheck
 from pipeline.workers.process.call_host import CallHost
 from pipeline.workers.process.calls import WirePartLimit
 from pipeline.workers.process.outcomes import ItemCodec, PayloadStore
@@ -80,7 +81,7 @@ class ProcessContext:
 class JobLink(Protocol):
     """The server's end of the connection to one worker."""
 
-    def close(self) -> None: ...
+    def finish(self) -> None: ...
     def drain(self) -> None: ...
 
 
@@ -214,6 +215,11 @@ class ProcessWorker:
             return self.status.call_started
         return self._head_since + _PICK_UP_TIMEOUT_S if self.sent else None
 
+    @property
+    def check(self) -> ModelCheck | None:
+        """Return its model's own check of its readiness; None: it has none."""
+        return None if self._calls is None else self._calls.check
+
     # Messages to the worker ---------------------------------------------------------------
 
     def give(self, run: BatchRun) -> bool:
@@ -332,7 +338,7 @@ class ProcessWorker:
     def disconnect(self) -> None:
         """Let it end after the jobs that it has."""
         self.is_leaving = True
-        self._link.close()
+        self._link.finish()
 
     def drain(self) -> None:
         """Read the messages that it sent before it ended."""

@@ -314,6 +314,10 @@ class ProcessWorkers(WorkersBase):
         is_up = bool(self.pool.up) or not self._slots  # all may have left for now
         return self._is_started and is_up and not is_looping
 
+    async def check_models(self) -> bool:
+        checks = [worker.check for worker in self.pool.up if worker.check is not None]
+        return all(await asyncio.gather(*(check.is_ready() for check in checks)))
+
     def state(self) -> WorkersState:
         return WorkersState(
             kind=self.kind,

@@ -331,8 +331,17 @@ class Link(Generic[Message]):
             self._unsent += memoryview(frame)[sent:]
             self._loop.add_writer(self._socket, self._write)
 
+    def finish(self) -> None:
+        """Send no more: the worker ends when it has read what was sent; its messages are read."""
+        if self._is_open:
+            self._loop.remove_writer(self._socket)
+            self._unsent.clear()
+            with contextlib.suppress(OSError):
+                # Processes forked since then may hold a copy of our end.
+                self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
-        """Close: the worker ends when it has read what was sent."""
+        """Close: no more messages are sent or read."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._socket)

@@ -278,7 +278,7 @@ class ActorLink:
             args = (self._actor, "forget", (data_ids,), 1)
             self._control.do(functools.partial(self._api.call, *args))
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Let it end after the jobs that it has."""
         if self._is_open:
             self._is_open = False

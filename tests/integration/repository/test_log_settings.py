@@ -8,7 +8,7 @@ import logging
 import grpc
 import pytest
 from doubles import http, wait_until
-from repositories import serving
+from repositories import add_python, infer, serving
 
 from pipeline.proto import inference_v2_pb2 as pb
 
@@ -103,3 +103,35 @@ def test_the_next_server_begins_as_it_is_configured(tmp_path):
     with serving(tmp_path) as server:
         assert http(server, "GET", "/v2/logging")[2] == AT_FIRST
         assert http(server, "PUT", "/v2/logging")[0] == 405
+
+
+LOGS = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        pb.Logger.log_verbose("verbose at first")
+
+    def execute(self, requests):
+        pb.Logger.log_verbose("verbose in execute")
+        pb.Logger.log_warn("warning in execute")
+        return [pb.InferenceResponse([
+            pb.Tensor("OUTPUT0", each.inputs()[0].as_numpy())]) for each in requests]
+
+    def finalize(self):
+        pb.Logger.log_verbose("verbose at the end")
+        pb.Logger.log_warn("warning at the end")
+"""
+
+
+def test_a_python_model_logs_what_its_server_does_now(tmp_path, capfd):
+    add_python(tmp_path, "logs", LOGS)
+    with serving(tmp_path, "none") as server:
+        changes = {"log_warning": False, "log_verbose_level": 1}
+        http(server, "POST", "/v2/logging", changes)
+        infer(server, "logs", [1.0])
+    captured = capfd.readouterr()
+    assert "warning" not in captured.out + captured.err
+    assert "verbose at first" not in captured.out
+    assert "verbose in execute" in captured.out
+    assert "verbose at the end" in captured.out

@@ -24,7 +24,7 @@ from pipeline.repository.backends.python.loading import MODEL_CLASS
 from pipeline.repository.backends.python.model_op import ModelSpec, model_op
 from pipeline.repository.backends.ragged import ragged_inputs, reshaping_of
 from pipeline.repository.model_config import parse_json
-from pipeline.repository.op_settings import cards_of, instances_of, op_settings
+from pipeline.repository.op_settings import cards_of, instance_names, instances_of, op_settings
 
 _HOOK = "auto_complete_config"
 _LIMIT_S = 60.0
@@ -148,7 +148,7 @@ class PythonBackend(Backend):
             reshaping_of(config),
             config.max_batch_size == 0,
             config.model_transaction_policy.decoupled,
-            max(1, instances_of(config)),
+            tuple(instance_names(config)),
         )
         op = model_op(spec)
         op.pipeline_interpreter = self._environments.of(source)

@@ -23,7 +23,7 @@ from pipeline.engine.model_calls import (
     error_in,
     outputs_in,
 )
-from pipeline.errors import PipelineError, RequestCancelledError
+from pipeline.errors import DeadlineError, PipelineError, RequestCancelledError
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
 from pipeline.frontends.v2.parameters import info_of
 from pipeline.repository.backends.python.requests import (
@@ -96,16 +96,16 @@ class InferenceRequest:
 
     Raises:
         TritonModelException: an argument is invalid.
-        TypeError: an argument has a wrong type.
+        TypeError: an argument is missing, or has a wrong type.
     """
 
     def __init__(
         self,
         request_id: str = "",
         correlation_id: int | str = 0,
-        inputs: Sequence[NamedTensor] = (),
-        requested_output_names: Sequence[str] = (),
-        model_name: str = "",
+        inputs: Sequence[NamedTensor] | None = None,
+        requested_output_names: Sequence[str] | None = None,
+        model_name: str | None = None,
         model_version: int = -1,
         flags: int = 0,
         timeout: int = 0,
@@ -113,6 +113,8 @@ class InferenceRequest:
         trace: Any = None,
         parameters: Mapping[str, Any] | str | None = None,
     ) -> None:
+        if inputs is None or requested_output_names is None or model_name is None:
+            raise TypeError("inputs, requested_output_names and model_name are needed")
         for number in (model_version, flags, timeout):
             if not isinstance(number, int):
                 raise TypeError(f"expected a whole number, found {type(number).__name__}")
@@ -230,6 +232,8 @@ class InferenceRequest:
 
     def response(self, part: ModelPart) -> InferenceResponse:
         """Return an answer as the model's response."""
+        if self._timeout and isinstance(part.error, DeadlineError):
+            part.error.args = ("Request timeout expired",)
         if part.error is not None:
             return failed(part.error)
         answer = part.outputs or {}

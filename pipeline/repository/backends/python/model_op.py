@@ -19,7 +19,7 @@ from pipeline.data import RequestContext
 from pipeline.engine.sequences.controls import Controls, filler_like, in_slots
 from pipeline.engine.sequences.feeds import has_fillers
 from pipeline.engine.streams.flow import ENDED
-from pipeline.errors import ClosedError, InitError, PipelineError, UserCodeError
+from pipeline.errors import ClosedError, InitError, PipelineError, UserCodeError, described
 from pipeline.op import Op, RequestOp, WorkerSpec
 from pipeline.repository.backends.python.calls import ServerAccess
 from pipeline.repository.backends.python.loading import (
@@ -55,7 +55,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         reshaping: shapes that the model has, and its callers do not see.
         is_flat: these are [1]; else [1, 1], as of a batch of one.
         is_decoupled: it sends any number of responses to a request.
-        instances: how many there are.
+        instances: their names when the model was loaded.
     """
 
     name: str
@@ -72,7 +72,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     reshaping: Reshaping = Reshaping()
     is_flat: bool = False
     is_decoupled: bool = False
-    instances: int = 1
+    instances: tuple[str, ...] = ()
 
     def arguments(self, number: int) -> dict[str, str]:
         """Return what `initialize` of the instance with this number is given."""
@@ -80,13 +80,19 @@ class ModelSpec(msgspec.Struct, frozen=True):
         return {
             "model_config": self.config,
             "model_instance_kind": self.kind,
-            "model_instance_name": f"{self.name}_0"
-            + f"_{number}" * (self.instances > 1 or number > 0),
+            "model_instance_name": self._instance(number),
             "model_instance_device_id": str(card),
             "model_repository": self.folder,
             "model_version": str(self.version),
             "model_name": self.name,
         }
+
+    def _instance(self, number: int) -> str:
+        """Return the name of an instance, which may have come after the model was loaded."""
+        if number < len(self.instances):
+            return self.instances[number]
+        group = self.instances[0].rpartition("_")[0] if self.instances else self.name
+        return f"{group}_{number}"
 
 
 class PythonModelOp(Op):
@@ -126,6 +132,21 @@ class PythonModelOp(Op):
             raise InitError(f"model '{self.name}': {MODEL_CLASS} has no method execute")
         if inspect.iscoroutinefunction(self.model.execute):
             self.own_loop = LoopThread()  # before copies of the Op are made
+        if hasattr(self.model, "is_ready") and self.pipeline_models is not None:
+            self.pipeline_models.offer_check(self._is_ready)
+
+    def _is_ready(self) -> bool:
+        """Return whether the model says that it is ready."""
+        try:
+            is_ready = self.model.is_ready()
+            if inspect.iscoroutine(is_ready):
+                is_ready = self.loop.run(is_ready)
+            if not isinstance(is_ready, bool):
+                raise TypeError("is_ready() must return a boolean value")
+        except Exception as error:  # users' code
+            _LOGGER.debug("Model '%s' is not ready: %s", self.instance, described(error))
+            return False
+        return is_ready
 
     def pipeline_end(self) -> None:
         """Let the model finish, when its worker ends."""

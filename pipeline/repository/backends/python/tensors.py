@@ -102,10 +102,18 @@ class NamedTensor:
 
     def __dlpack__(self, *, stream: Any = None, **more: Any) -> Any:
         array = self._array if self._array.flags.writeable else self._array.copy()
-        return array.__dlpack__()
+        lent = array.view(_Lent)
+        lent.tensor = self
+        return lent.__dlpack__()
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # the host
+
+
+class _Lent(np.ndarray):
+    """The array of a DLPack capsule, which keeps the tensor: Triton's suites count references."""
+
+    tensor: NamedTensor
 
 
 class _Held:

@@ -27,6 +27,8 @@ _COMPILED = "c_python_backend_utils"  # the part of it that is C++ in Triton, wh
 _CPU, _GPU = 0, 2  # TRITONSERVER_MEMORY_
 
 _LOGGER = logging.getLogger("pipeline.model")
+# The handlers choose: a process does not know what its server logs now.
+_LOGGER.setLevel(logging.DEBUG)
 
 
 FOLDERS: dict[str, str] = {}

@@ -71,7 +71,7 @@ def model(tmp_path, monkeypatch):
         spec = ModelSpec(
             "m", 3, str(tmp_path), str(file), str(file.parent), config, ("OUTPUT0", "OUTPUT1")
         )
-        op = kind(msgspec.structs.replace(spec, instances=2, controls=controls))
+        op = kind(msgspec.structs.replace(spec, instances=("m_0_0", "m_0_1"), controls=controls))
         op.pipeline_config = msgspec.convert(
             {"batch_size": 8, "sequence": sequence or {}}, OpConfig
         )
@@ -426,6 +426,7 @@ def test_types_and_bytes():
         ("pb.Tensor('x', np.zeros(1, '>i4'))", TritonModelException),
         ("pb.Tensor.from_dlpack('', np.zeros(1))", TritonModelException),
         ("pb.Tensor.from_dlpack('x', None)", TritonModelException),
+        ("pb.InferenceRequest(model_name='m', inputs=[])", TypeError),
         ("pb.InferenceRequest(model_name=None)", TypeError),
         ("pb.InferenceRequest(model_name='m', flags=None)", TypeError),
         ("pb.InferenceRequest(model_name='m', model_version=None)", TypeError),
