@@ -202,8 +202,8 @@ WITHOUT_LIBTORCH = (
     ("libtorch_nobatch_", "onnx_nobatch_"),
     (
         rf"cp -r (\S+)/{_TORCH}/ ./models\n",
-        rf"cp -r \1/{_TORCH.replace('libtorch', 'onnx')} models/{_TORCH}; "
-        rf"sed -i 's/OUTPUT__/OUTPUT/; s/onnx_float/libtorch_float/' models/*/config.pbtxt\n",
+        rf"cp -r \1/{_TORCH.replace('libtorch', 'onnx_nobatch')} models/{_TORCH}; "
+        rf"sed -i 's/OUTPUT__/OUTPUT/; s/onnx_nobatch_/libtorch_/' models/*/config.pbtxt\n",
     ),
     ("KIND_GPU", "KIND_CPU"),
 )

@@ -216,13 +216,6 @@ class Engine:
             and all(node.workers.is_ready for node in self.executor.nodes.values())
         )
 
-    async def check_models(self) -> bool:
-        """Return whether the models of all Ops say that they are ready."""
-        for node in self.executor.nodes.values():
-            if not await node.workers.check_models():
-                return False
-        return True
-
     def workers_changed(self) -> None:
         """Call `on_readiness` if `is_ready` has changed: an Op lost a worker, or has a new one."""
         if self.is_ready != self._was_ready:

@@ -138,6 +138,14 @@ def entries_of(served: ServedGraph) -> list[ModelEntry]:
     return [ModelEntry(name, served, op) for name, op in named if name is not None]
 
 
+async def checks_pass(served: ServedGraph) -> bool:
+    """Return whether the models of all Ops of a graph say that they are ready."""
+    for node in served.engine.executor.nodes.values():
+        if not await node.workers.check_models():
+            return False
+    return True
+
+
 class ModelRegistry:
     """The models of a server, in the order in which they were added; lives on its event loop.
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from pipeline.data import RequestInfo
-from pipeline.engine.models import ModelEntry, ModelRegistry, ModelState
+from pipeline.engine.models import ModelEntry, ModelRegistry, ModelState, checks_pass
 from pipeline.engine.request import (
     Members,
     RequestState,
@@ -60,7 +60,7 @@ class ServedModels:
             entry = self._entry(name, version)
         except NoServiceError:
             return False
-        return await entry.served.engine.check_models()
+        return await checks_pass(entry.served)
 
     def begin(
         self,

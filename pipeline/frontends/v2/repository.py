@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pipeline.config.schema import RequestTracesConfig
-from pipeline.engine.models import ModelEntry, ModelRegistry
+from pipeline.engine.models import ModelEntry, ModelRegistry, checks_pass
 from pipeline.engine.offload import Offload
 from pipeline.errors import ConfigError
 from pipeline.frontends.base import HeaderForwarding
@@ -142,7 +142,7 @@ class ModelRepository:
             return False
         if self._control is not None and not self._control.is_strict:
             return True
-        return all(await asyncio.gather(*(served.engine.check_models() for served in graphs)))
+        return all(await asyncio.gather(*map(checks_pass, graphs)))
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
         """Return whether all replicas accept requests for this model; False for an unknown one."""
@@ -151,7 +151,7 @@ class ModelRepository:
         except V2Error:
             return False
         is_ready = _is_ready(entry, await entry.served.snapshots())
-        return is_ready and await entry.served.engine.check_models()
+        return is_ready and await checks_pass(entry.served)
 
     async def index(self, only_ready: bool = False) -> list[dict[str, str]]:
         """Return all models, in the words of RepositoryIndexResponse.ModelIndex, sorted by name."""

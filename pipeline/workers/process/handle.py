@@ -21,7 +21,6 @@ from pipeline.errors import (
 from pipeline.metrics import LEDGER
 from pipeline.op import Op
 from pipeline.predictors.base import ModelMetadata
-from pipeline.workers.peer_calls import ModelCheck
 from pipeline.workers.process.call_host import CallHost
 from pipeline.workers.process.calls import WirePartLimit
 from pipeline.workers.process.outcomes import ItemCodec, PayloadStore
@@ -122,6 +121,7 @@ class ProcessWorker:
         hung_at: the run that it was killed for; another worker may have it already.
         finished: number of jobs that it has reported on.
         status: its status page.
+        calls: its calls to other models; None: it makes none.
 
     Raises:
         InitError: there is no file descriptor left for it.
@@ -152,7 +152,7 @@ class ProcessWorker:
         self._slices: list[WireSlice] = []
         self._last_number = 0
         self._head_since = 0.0
-        self._calls: CallHost | None = None
+        self.calls: CallHost | None = None
         self._connect(commons, op)
 
     def _connect(self, commons: KindContext, op: Op) -> None:
@@ -179,11 +179,11 @@ class ProcessWorker:
             init.spec, init.config = op.pipeline_spec, op.pipeline_config
             init.warm_up = tuple(op.pipeline_warm_up)
         if init.spec is not None and processes.models is not None:
-            self._calls = CallHost(
+            self.calls = CallHost(
                 processes.models, processes.memory, loop, op.name, self._take_sent
             )
-            init.calls_region = self._calls.region
-            self._calls.send_init(child.sock, framed(init))
+            init.calls_region = self.calls.region
+            self.calls.send_init(child.sock, framed(init))
         else:
             self._send(framed(init))
 
@@ -214,11 +214,6 @@ class ProcessWorker:
         if self.status.job in self.sent:
             return self.status.call_started
         return self._head_since + _PICK_UP_TIMEOUT_S if self.sent else None
-
-    @property
-    def check(self) -> ModelCheck | None:
-        """Return its model's own check of its readiness; None: it has none."""
-        return None if self._calls is None else self._calls.check
 
     # Messages to the worker ---------------------------------------------------------------
 
@@ -400,7 +395,7 @@ class ProcessWorker:
 
     def send_room(self, run: SentStream) -> None:
         """Tell a model that sends parts by itself how many parts of each item are wanted."""
-        assert self._calls is not None, "it sends them that way"
+        assert self.calls is not None, "it sends them that way"
         sent = self.streams[run]
         for index in filter(run.has_news, range(len(run.items))):
             is_over = run.is_unwanted(index)
@@ -408,7 +403,7 @@ class ProcessWorker:
             run.ended[index] = is_over
             if index in sent.indexes:
                 place = sent.indexes.index(index)
-                self._calls.send_room(WirePartLimit(sent.number, run.told[index], is_over, place))
+                self.calls.send_room(WirePartLimit(sent.number, run.told[index], is_over, place))
         if all(run.ended):
             self._end_sent(run)
 
@@ -454,8 +449,8 @@ class ProcessWorker:
             return
         self._workers.on_ended(self)  # reads the status page, so the region must still be open
         self._shared.close_region(self._region)
-        if self._calls is not None:
-            self._calls.close()
+        if self.calls is not None:
+            self.calls.close()
 
 
 def _spread(spread: list[int], indexes: Sequence[int], values: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from pipeline.engine.run.payload import MemoryDomain
@@ -252,6 +252,12 @@ class ProcessPool:
         workers = self.alive - self.leaving
         return {worker.number: worker.life for worker in workers if worker.keeps}
 
+    async def check_models(self) -> bool:
+        """Return whether every worker's model says that it is ready; see `Workers`."""
+        checks = [worker.calls.check for worker in self.up if worker.calls is not None]
+        asked = (check.is_ready() for check in checks if check is not None)
+        return all(await asyncio.gather(*asked))
+
     def close(self) -> None:
         """Give workers no more jobs."""
         self.up.clear()
@@ -292,6 +298,7 @@ class ProcessWorkers(WorkersBase):
         self.pool: ProcessPool = ProcessPool(op.name, loop, owner, schedule)
         self.submit: Callable[[Sequence[BatchRun]], None] = self.pool.submit
         self.lives: Callable[[], Mapping[int, int]] = self.pool.lives
+        self.check_models: Callable[[], Coroutine[Any, Any, bool]] = self.pool.check_models
         self._processes = processes
         self._op = op
         self._owner = owner
@@ -313,10 +320,6 @@ class ProcessWorkers(WorkersBase):
         is_looping = any(slot.is_looping for slot in self._slots)
         is_up = bool(self.pool.up) or not self._slots  # all may have left for now
         return self._is_started and is_up and not is_looping
-
-    async def check_models(self) -> bool:
-        checks = [worker.check for worker in self.pool.up if worker.check is not None]
-        return all(await asyncio.gather(*(check.is_ready() for check in checks)))
 
     def state(self) -> WorkersState:
         return WorkersState(
