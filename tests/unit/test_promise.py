@@ -32,17 +32,17 @@ class Left:
 
 
 @pytest.fixture(scope="module")
-def left():
+def left_promise():
     left = Left()
     yield left
     left.asked.set()
     left.thread.join()
 
 
-def test_a_thread_of_an_earlier_test_does_not_break_the_promise(left, refused):
-    left.asked.set()
-    left.thread.join()
-    assert (left.has_slept, refused) == (True, [])
+def test_a_thread_of_an_earlier_test_does_not_break_the_promise(left_promise, refused):
+    left_promise.asked.set()
+    left_promise.thread.join()
+    assert (left_promise.has_slept, refused) == (True, [])
 
 
 def test_a_thread_of_the_test_breaks_it(refused):

@@ -57,7 +57,7 @@ def lines_of(found: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return found.end_lineno - found.lineno + 1
 
 
-def those(kind: type | object, is_too_large) -> set[str]:
+def nodes_that(kind: type | object, is_too_large) -> set[str]:
     return {
         name
         for name, group in nodes().items()
@@ -66,17 +66,17 @@ def those(kind: type | object, is_too_large) -> set[str]:
 
 
 def test_a_class_has_few_methods():
-    found = those(ast.ClassDef, lambda node: methods_of(node) > MAX_METHODS)
+    found = nodes_that(ast.ClassDef, lambda node: methods_of(node) > MAX_METHODS)
     assert found == MAY_HAVE_MORE
 
 
 def test_a_class_of_the_engine_has_few_attributes():
-    found = those(ast.ClassDef, lambda node: attributes_of(node) > MAX_ATTRIBUTES)
+    found = nodes_that(ast.ClassDef, lambda node: attributes_of(node) > MAX_ATTRIBUTES)
     assert {name for name in found if name.startswith("engine/")} == set()
 
 
 def test_a_function_is_short():
-    found = those(FUNCTION, lambda node: lines_of(node) > MAX_LINES)
+    found = nodes_that(FUNCTION, lambda node: lines_of(node) > MAX_LINES)
     assert found == set()
 
 

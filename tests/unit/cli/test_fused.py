@@ -36,13 +36,13 @@ def graph_of(last: Op, config: dict[str, Any]) -> tuple[Graph, Fused]:
     return graph, fused(graph, settings.dag)
 
 
-def told(last: Op, **config: Any) -> tuple[list[tuple[str, ...]], dict[str, str]]:
+def groups_of(last: Op, **config: Any) -> tuple[list[tuple[str, ...]], dict[str, str]]:
     found = graph_of(last, config)[1]
     return list(found.groups), dict(found.apart)
 
 
 def test_quick_ops_that_follow_each_other_are_a_group():
-    assert told(chain("a", "b", "c")[-1]) == ([("a", "b", "c")], {})
+    assert groups_of(chain("a", "b", "c")[-1]) == ([("a", "b", "c")], {})
 
 
 class Speaks(Works):
@@ -53,7 +53,7 @@ class Speaks(Works):
 @pytest.mark.parametrize("workers", ["thread", "process"])
 def test_an_op_that_makes_a_stream_is_drawn(workers):
     (reads,) = chain("reads")
-    groups, apart = told(Speaks("speaks", [reads]), op={"speaks": {"workers": workers}})
+    groups, apart = groups_of(Speaks("speaks", [reads]), op={"speaks": {"workers": workers}})
     assert groups == []
     assert apart["speaks"] == "it makes or reads a stream"
 
@@ -67,7 +67,7 @@ def test_an_op_that_makes_a_stream_is_drawn(workers):
 )
 def test_an_op_that_is_in_no_group_says_why(keys, reason):
     ops = chain("a", "b", "c")
-    assert told(ops[-1], op={"c": keys}) == ([("a", "b")], {"c": reason})
+    assert groups_of(ops[-1], op={"c": keys}) == ([("a", "b")], {"c": reason})
 
 
 def test_what_is_against_an_op_is_told_in_the_engine_s_words():
@@ -75,13 +75,13 @@ def test_what_is_against_an_op_is_told_in_the_engine_s_words():
     ops[1].set_jump_to_ops(ops[3])
     jumps = "it jumps, or is jumped to"
     alone = "no neighbour can run in one pass with it"
-    assert told(ops[-1]) == ([], {"a": alone, "b": jumps, "c": alone, "d": jumps, "e": alone})
+    assert groups_of(ops[-1]) == ([], {"a": alone, "b": jumps, "c": alone, "d": jumps, "e": alone})
 
 
 def test_a_join_whose_parts_come_from_different_groups_waits():
     ops = chain("a", "b")
     ops[1].held = threading.local()
-    groups, apart = told(Works("c", ops))
+    groups, apart = groups_of(Works("c", ops))
     assert groups == []
     assert apart["b"] == "only the thread that made its state may use it"
     assert apart["c"] == "it waits for Ops that do not run in one pass"
@@ -89,14 +89,14 @@ def test_a_join_whose_parts_come_from_different_groups_waits():
 
 def test_off_is_said_of_each():
     off = "dag.fuse is off"
-    assert told(chain("a", "b")[-1], dag={"fuse": "off"}) == ([], {"a": off, "b": off})
+    assert groups_of(chain("a", "b")[-1], dag={"fuse": "off"}) == ([], {"a": off, "b": off})
 
 
 def test_bounded_channels_are_thought_of():
     read = RequestOp()
     side = [Works("a", [read]), Works("b", [read])]
-    assert told(Works("c", side))[0] == [("a", "b", "c")]
-    assert told(Works("c", side), dag={"channel_size": 2})[0] == []
+    assert groups_of(Works("c", side))[0] == [("a", "b", "c")]
+    assert groups_of(Works("c", side), dag={"channel_size": 2})[0] == []
 
 
 @pytest.mark.parametrize(

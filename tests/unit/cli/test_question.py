@@ -10,7 +10,7 @@ from pipeline.cli.client import ServerAddress, only_pipeline, question_of
 from pipeline.errors import ConfigError
 
 
-def asked(url: str, *words: str, form=None) -> tuple[str, object]:
+def sent_by(url: str, *words: str, form=None) -> tuple[str, object]:
     question = question_of(ServerAddress.of(url), form, words)
     return question.path, json.loads(question.body)
 
@@ -53,15 +53,15 @@ def test_a_url_that_is_none_is_refused(url):
     ],
 )
 def test_the_form_is_said_by_the_path_or_a_flag(url, form, path):
-    assert asked(url, form=form)[0] == path
+    assert sent_by(url, form=form)[0] == path
 
 
 def test_fields_are_text_json_and_files(tmp_path):
     (tmp_path / "text").write_text("from a file")
     words = ["a=x=y", "b:=[1, 2]", "c:=true", f"d=@{tmp_path / 'text'}", "e="]
     fields = {"a": "x=y", "b": [1, 2], "c": True, "d": "from a file", "e": ""}
-    assert asked(":1/svc", *words)[1] == fields
-    assert asked(":1/svc", "a=x", "b:=[1, 2]", form="pipeline")[1] == {
+    assert sent_by(":1/svc", *words)[1] == fields
+    assert sent_by(":1/svc", "a=x", "b:=[1, 2]", form="pipeline")[1] == {
         "key": ["a", "b"],
         "value": ["x", "[1,2]"],
     }
@@ -69,7 +69,7 @@ def test_fields_are_text_json_and_files(tmp_path):
 
 def test_inputs_of_v2_are_tensors():
     words = ["a=x", "b:=[[1, 2]]", "c:=0.5", "d:=true", 'e:=["x", "y"]']
-    inputs = asked(":1/svc", *words, form="v2")[1]["inputs"]  # type: ignore[index]
+    inputs = sent_by(":1/svc", *words, form="v2")[1]["inputs"]  # type: ignore[index]
     assert [(each["datatype"], each["shape"], each["data"]) for each in inputs] == [
         ("BYTES", [1], ["x"]),
         ("INT64", [1, 2], [1, 2]),
@@ -93,7 +93,7 @@ def test_inputs_of_v2_are_tensors():
 )
 def test_a_wrong_word_is_named(word, form, said):
     with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
-        asked(":1/svc", word, form=form)
+        sent_by(":1/svc", word, form=form)
 
 
 def test_a_url_without_a_name_is_refused():

@@ -12,7 +12,7 @@ from pipeline.errors import InitError, PortInUseError
 
 
 @pytest.fixture
-def said(monkeypatch):
+def settings_of(monkeypatch):
     """The settings of the server, which does not run."""
     settings = []
     monkeypatch.setattr(module, "serve", settings.append)
@@ -25,8 +25,8 @@ def said(monkeypatch):
     return run
 
 
-def test_the_defaults_are_tritons(said):
-    settings = said()
+def test_the_defaults_are_tritons(settings_of):
+    settings = settings_of()
     assert settings.server["http_port"] == 8000
     assert settings.server["rpc_port"] == 8001
     assert settings.server["dag"]["prometheus_port"] == 8002
@@ -47,8 +47,8 @@ def test_the_defaults_are_tritons(said):
         ((f"--http-max-input-size={2**29}",), 2**29, 2**29),
     ],
 )
-def test_the_size_of_inputs_is_that_of_json(said, flags, json_bytes, message_bytes):
-    server = said(*flags).server
+def test_the_size_of_inputs_is_that_of_json(settings_of, flags, json_bytes, message_bytes):
+    server = settings_of(*flags).server
     assert (server["max_json_bytes"], server["max_message_bytes"]) == (json_bytes, message_bytes)
 
 
@@ -60,13 +60,13 @@ def test_the_size_of_inputs_is_that_of_json(said, flags, json_bytes, message_byt
         (("--edge=gateway",), "gateway", "gateway"),
     ],
 )
-def test_who_takes_the_ports(said, flags, edge, over_http):
-    server = said(*flags).server
+def test_who_takes_the_ports(settings_of, flags, edge, over_http):
+    server = settings_of(*flags).server
     assert (server["edge"], server["http_server"]) == (edge, over_http)
 
 
-def test_flags_with_and_without_an_equals_sign(said):
-    settings = said(
+def test_flags_with_and_without_an_equals_sign(settings_of):
+    settings = settings_of(
         "--model-repository",
         "/more",
         "--model-control-mode=EXPLICIT",
@@ -88,31 +88,33 @@ def test_flags_with_and_without_an_equals_sign(said):
     assert settings.server["dag"] == {"forward_headers": "(?:x-.*)"}
 
 
-def test_a_repository_that_is_named_twice_is_one(said):
-    assert said("--model-repository=/r/", "--model-store=/s").control.repositories == (
+def test_a_repository_that_is_named_twice_is_one(settings_of):
+    assert settings_of("--model-repository=/r/", "--model-store=/s").control.repositories == (
         Path("/r"),
         Path("/s"),
     )
 
 
-def test_each_port_has_an_address_of_its_own(said):
-    server = said("--http-address=127.0.0.1", "--grpc-address=127.0.0.2").server
+def test_each_port_has_an_address_of_its_own(settings_of):
+    server = settings_of("--http-address=127.0.0.1", "--grpc-address=127.0.0.2").server
     assert (server["http_host"], server["rpc_host"]) == ("127.0.0.1", "127.0.0.2")
     assert server["dag"]["prometheus_host"] == "127.0.0.1", "that of HTTP, as in Triton"
-    server = said("--metrics-address=127.0.0.3", "--allow-grpc=false")
+    server = settings_of("--metrics-address=127.0.0.3", "--allow-grpc=false")
     assert server.server["dag"]["prometheus_host"] == "127.0.0.3"
     assert server.closed == ("rpc_port",)
 
 
-def test_ports_are_shared_with_other_servers_if_one_of_them_is(said):
-    assert not said().server["reuse_port"]
-    assert said("--reuse-http-port=true").server["reuse_port"]
-    assert said("--reuse-grpc-port=true").server["reuse_port"]
+def test_ports_are_shared_with_other_servers_if_one_of_them_is(settings_of):
+    assert not settings_of().server["reuse_port"]
+    assert settings_of("--reuse-http-port=true").server["reuse_port"]
+    assert settings_of("--reuse-grpc-port=true").server["reuse_port"]
 
 
-def test_flags_that_change_nothing_are_read(said):
-    said("--http-thread-count=8", "--allow-gpu-metrics=false", "--grpc-infer-thread-count=128")
-    said("--metrics-config", "histogram_latencies=true", "--trace-config=triton,rate=100")
+def test_flags_that_change_nothing_are_read(settings_of):
+    settings_of(
+        "--http-thread-count=8", "--allow-gpu-metrics=false", "--grpc-infer-thread-count=128"
+    )
+    settings_of("--metrics-config", "histogram_latencies=true", "--trace-config=triton,rate=100")
 
 
 @pytest.mark.parametrize(
@@ -124,15 +126,15 @@ def test_flags_that_change_nothing_are_read(said):
         (["--trace-config", "level=FULL"], "invalid value for trace level option: FULL"),
     ],
 )
-def test_what_is_refused(said, capsys, flags, text):
+def test_what_is_refused(settings_of, capsys, flags, text):
     assert module.repository(["--model-repository=/r", *flags]) == 1
     assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("count", ["-1", "0", "1", "129", "many"])
-def test_as_many_threads_as_triton_takes_are_accepted(said, capsys, count):
+def test_as_many_threads_as_triton_takes_are_accepted(settings_of, capsys, count):
     with pytest.raises(SystemExit):
-        said(f"--grpc-infer-thread-count={count}")
+        settings_of(f"--grpc-infer-thread-count={count}")
     text = "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
     assert text in capsys.readouterr().err
 
@@ -140,8 +142,10 @@ def test_as_many_threads_as_triton_takes_are_accepted(said, capsys, count):
 @pytest.mark.parametrize(
     ("pattern", "matches"), [("(?-i)X-.*", False), ("(?i)X-.*", True), ("X-.*", True)]
 )
-def test_a_pattern_of_headers_may_begin_with_flags(said, pattern, matches):
-    of_headers = said(f"--grpc-header-forward-pattern={pattern}").server["dag"]["forward_headers"]
+def test_a_pattern_of_headers_may_begin_with_flags(settings_of, pattern, matches):
+    of_headers = settings_of(f"--grpc-header-forward-pattern={pattern}").server["dag"][
+        "forward_headers"
+    ]
     assert bool(re.fullmatch(of_headers, "x-a", re.IGNORECASE)) == matches
 
 
@@ -155,7 +159,7 @@ def test_a_pattern_of_headers_may_begin_with_flags(said, pattern, matches):
         (["health,health:k=v"], "'health' can not be specified in multiple"),
     ],
 )
-def test_a_part_of_v2_is_restricted_once(said, capsys, flag, kind, groups, text):
+def test_a_part_of_v2_is_restricted_once(settings_of, capsys, flag, kind, groups, text):
     flags = [f"--{flag}={group}" for group in groups]
     assert module.repository(["--model-repository=/r", *flags]) == 1
     assert f"restricted {kind} {text} config groups" in capsys.readouterr().err
@@ -175,11 +179,13 @@ def refused(capsys, *flags):
     return capsys.readouterr().err
 
 
-def test_a_cache_is_what_its_flags_say(said, capsys):
-    assert said("--cache-config=local,size=1048576").server["cache"] == {"local": {"size": 1048576}}
-    assert said("--response-cache-byte-size", "9").server["cache"] == {"local": {"size": 9}}
-    assert said().server["cache"] == {}
-    redis = said("--cache-config", "redis,host=h", "--cache-config", "redis,port=1")
+def test_a_cache_is_what_its_flags_say(settings_of, capsys):
+    assert settings_of("--cache-config=local,size=1048576").server["cache"] == {
+        "local": {"size": 1048576}
+    }
+    assert settings_of("--response-cache-byte-size", "9").server["cache"] == {"local": {"size": 9}}
+    assert settings_of().server["cache"] == {}
+    redis = settings_of("--cache-config", "redis,host=h", "--cache-config", "redis,port=1")
     assert redis.server["cache"] == {"redis": {"host": "h", "port": 1}}
     both = refused(capsys, "--cache-config=local,size=1", "--cache-config=redis,host=h")
     assert "multiple cache configurations" in both
@@ -190,21 +196,21 @@ def test_a_cache_is_what_its_flags_say(said, capsys):
     assert "option format is" in refused(capsys, "--cache-config=local,size")
 
 
-def test_resources_are_what_their_flags_say(said, capsys):
-    server = said("--rate-limit=EXECUTION_COUNT", "--rate-limit-resource=r:4").server
+def test_resources_are_what_their_flags_say(settings_of, capsys):
+    server = settings_of("--rate-limit=EXECUTION_COUNT", "--rate-limit-resource=r:4").server
     assert server["rate_limit"] == {
         "mode": "execution_count",
         "resources": [{"name": "r", "count": 4}],
     }
-    (of_device,) = said("--rate-limit-resource=r:4:1").server["rate_limit"]["resources"]
+    (of_device,) = settings_of("--rate-limit-resource=r:4:1").server["rate_limit"]["resources"]
     assert of_device == {"name": "r", "count": 4, "device": 1}
     for wrong in ("r", "r:", "r:x", "r:1:2:3"):
         text = refused(capsys, f"--rate-limit-resource={wrong}")
         assert f"Got {wrong}" in text
 
 
-def test_the_time_to_stop_is_whole_milliseconds(said):
-    grace = said("--exit-timeout-secs=1.5").server["stop_grace_period"]
+def test_the_time_to_stop_is_whole_milliseconds(settings_of):
+    grace = settings_of("--exit-timeout-secs=1.5").server["stop_grace_period"]
     assert (grace, type(grace)) == (1500, int)
 
 

@@ -20,17 +20,17 @@ def read(*states: Any) -> Any:
     return resolve_op("m", {}, config).sequence.state
 
 
-def begun(**initial: Any) -> dict[str, Any]:
+def with_initial_state(**initial: Any) -> dict[str, Any]:
     return {**STATE, "initial_state": {**FIRST, **initial}}
 
 
 def test_states_are_read() -> None:
-    first, second = read({**STATE, "initial_state": [FIRST]}, {**STATE, **_other()})
+    first, second = read({**STATE, "initial_state": [FIRST]}, {**STATE, **second_state()})
     assert (first.input_name, first.dims, first.initial_state[0].dims) == ("in", (2, -1), (2, 3))
     assert (second.data_type, second.batch_axis, second.initial_state) == ("STRING", 1, ())
 
 
-def _other() -> dict[str, Any]:
+def second_state() -> dict[str, Any]:
     return {"input_name": "b", "output_name": "c", "data_type": "STRING", "batch_axis": 1}
 
 
@@ -43,29 +43,29 @@ def _other() -> dict[str, Any]:
             "Found '2' elements.",
         ),
         (
-            begun(data_type="TYPE_FP32"),
+            with_initial_state(data_type="TYPE_FP32"),
             "The data type used for 'initial_state' field of state 'in' does not match the state "
             "data type.",
         ),
         (
-            begun(name=""),
+            with_initial_state(name=""),
             "Field 'name' must be set when using initial_state for state input 'in'.",
         ),
         (
-            begun(dims=[2]),
+            with_initial_state(dims=[2]),
             "Number of dimensions in 'initial_state' doesn't match the size of 'state' dimensions "
             "for state input 'in'. 1 != 2",
         ),
         (
-            begun(dims=[2, -1]),
+            with_initial_state(dims=[2, -1]),
             "'initial_state' field for state input name 'in' contains variable dimensions.",
         ),
         (
-            begun(dims=[3, 3]),
+            with_initial_state(dims=[3, 3]),
             "'initial_state' dim for input name 'in' doesn't match 'state' dim description. 3 != 2",
         ),
         (
-            begun(zero_data=None),
+            with_initial_state(zero_data=None),
             "initial_state setting expects state'in' to have state_data set",
         ),
         (
@@ -97,7 +97,7 @@ def test_a_state_that_cannot_be_is_refused(state: Any, text: str) -> None:
 def test_names_of_states_are_there_once() -> None:
     for name in ("input", "output"):
         with pytest.raises(ConfigError, match=f"State {name} name '.*' specified more than once"):
-            read(STATE, {**STATE, **_other(), f"{name}_name": STATE[f"{name}_name"]})
+            read(STATE, {**STATE, **second_state(), f"{name}_name": STATE[f"{name}_name"]})
 
 
 def test_zeros_need_not_be_said_in_full() -> None:

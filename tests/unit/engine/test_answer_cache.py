@@ -52,11 +52,11 @@ def engine(last, server, **config):
     return Engine(last, config, cache=ModelCache(server, "svc", "1"))
 
 
-def kept(*names):
+def with_cache(*names):
     return {"op": {name: {"response_cache": True} for name in names}}
 
 
-async def asked(there, **pairs):
+async def answer_of(there, **pairs):
     return answers(await there.ask(**pairs))
 
 
@@ -71,24 +71,24 @@ class Counts(Op):
 
 
 @pytest.fixture(autouse=True)
-def none_seen():
+def reset_count():
     Counts.seen = 0
 
 
 @virtual
 async def test_an_op_runs_once_for_equal_requests():
     first = Counts("first", [RequestOp()])
-    async with engine(Tag("last", [first]), local(), **kept("first")) as there:
-        said = [await asked(there, path="a"), await asked(there, path="a")]
+    async with engine(Tag("last", [first]), local(), **with_cache("first")) as there:
+        said = [await answer_of(there, path="a"), await answer_of(there, path="a")]
         assert said[0] == said[1]
-        await asked(there, path="b")
+        await answer_of(there, path="b")
         assert Counts.seen == 2
 
 
 @virtual
 async def test_a_whole_graph_runs_once_for_equal_requests():
     async with engine(Counts("only", [RequestOp()]), local(), response_cache=True) as there:
-        assert await asked(there, path="a") == await asked(there, path="a")
+        assert await answer_of(there, path="a") == await answer_of(there, path="a")
         assert Counts.seen == 1
         there.journal.flush()
         assert [request["outcome"] for request in there.requests] == [0, 0]
@@ -97,12 +97,12 @@ async def test_a_whole_graph_runs_once_for_equal_requests():
 @virtual
 async def test_statistics_separate_hits_from_executions():
     counted = Statistics("svc", ["first"])
-    there = engine(Counts("first", [RequestOp()]), local(), **kept("first"))
+    there = engine(Counts("first", [RequestOp()]), local(), **with_cache("first"))
     there.journal.sinks.append(counted)
     counted.notify_caches(0)  # as the engine tells the sinks that there are when it is made
     async with there:
         for path in ("a", "a", "b", "a"):
-            await asked(there, path=path)
+            await answer_of(there, path=path)
         there.journal.flush()
     whole, op = counted.models
     assert (whole.caches, whole.success_count, whole.cache_hit_count) == (False, 4, 0)
@@ -114,14 +114,14 @@ async def test_statistics_separate_hits_from_executions():
 async def test_a_slow_cache_does_not_delay_other_requests():
     cache = SlowCache()
     first = Counts("first", [RequestOp()])
-    async with engine(first, ServerCache("slow", cache), **kept("first")) as there:
+    async with engine(first, ServerCache("slow", cache), **with_cache("first")) as there:
         waiting = there.ask(path="a")
         await settle()
         assert not waiting.done()
         cache.may_answer.set()
         before = answers(await waiting)
         await settle()
-        assert await asked(there, path="a") == before
+        assert await answer_of(there, path="a") == before
         assert Counts.seen == 1
 
 
@@ -130,7 +130,7 @@ async def test_a_request_that_ends_before_its_lookup_reaches_no_worker():
     cache = SlowCache()
     first = Counts("first", [RequestOp()])
     for whole in (False, True):
-        config = {"response_cache": True} if whole else kept("first")
+        config = {"response_cache": True} if whole else with_cache("first")
         async with engine(first, ServerCache("slow", cache), **config) as there:
             response = await there.ask(timeout_s=0.5, path="a")
             assert response.err_no != 0
@@ -148,9 +148,9 @@ async def test_a_cache_that_fails_is_a_miss_and_is_logged_once(caplog):
     cache.broken = True
     cache.may_answer.set()
     server = ServerCache("slow", cache)
-    async with engine(Counts("first", [RequestOp()]), server, **kept("first")) as there:
+    async with engine(Counts("first", [RequestOp()]), server, **with_cache("first")) as there:
         for _ in range(3):
-            await asked(there, path="a")
+            await answer_of(there, path="a")
             await settle()
         assert Counts.seen == 3
         assert server.failures == 6
@@ -159,9 +159,9 @@ async def test_a_cache_that_fails_is_a_miss_and_is_logged_once(caplog):
             "Failed to insert",
         ]
         cache.broken = False
-        await asked(there, path="a")
+        await answer_of(there, path="a")
         cache.values = dict.fromkeys(cache.values, b"\x00\x00\x00\x01junk")
-        assert (await asked(there, path="a"))["seen"] == "5"
+        assert (await answer_of(there, path="a"))["seen"] == "5"
 
 
 class Large(Op):
@@ -179,7 +179,7 @@ class Adds(Op):
         return {"sum": str(array.sum())}, False, None, ""
 
 
-@pytest.mark.parametrize("config", [kept("large"), {"response_cache": True}])
+@pytest.mark.parametrize("config", [with_cache("large"), {"response_cache": True}])
 @on_loop
 async def test_a_large_answer_is_cached_as_its_op_returned_it(config):
     large = Large("large", [RequestOp()])
@@ -204,7 +204,7 @@ class Parts(Op):
 @virtual
 async def test_answers_in_parts_are_not_cached():
     with pytest.raises(GraphError, match="response_cache keeps no parts"):
-        engine(Parts("parts", [RequestOp()]), local(), **kept("parts"))
+        engine(Parts("parts", [RequestOp()]), local(), **with_cache("parts"))
 
 
 @virtual
@@ -214,7 +214,7 @@ async def test_an_error_is_not_cached():
             Counts.seen += 1
             raise ValueError("no")
 
-    async with engine(Fails("fails", [RequestOp()]), local(), **kept("fails")) as there:
+    async with engine(Fails("fails", [RequestOp()]), local(), **with_cache("fails")) as there:
         for _ in range(2):
             assert (await there.ask(path="a")).err_no != 0
         assert Counts.seen == 2

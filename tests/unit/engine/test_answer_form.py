@@ -27,10 +27,10 @@ ARRAYS = [
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}")
 def test_an_array_returns_unchanged_and_writable(array):
-    found = unpacked(packed({"y": array}))["y"]
-    assert (found.dtype, found.shape) == (array.dtype, array.shape)
-    assert np.array_equal(found, array)
-    assert found.flags.writeable
+    result = unpacked(packed({"y": array}))["y"]
+    assert (result.dtype, result.shape) == (array.dtype, array.shape)
+    assert np.array_equal(result, array)
+    assert result.flags.writeable
 
 
 def test_plain_data_returns_unchanged():

@@ -174,8 +174,8 @@ def test_mini_batches_run_in_order_and_come_back_as_lists():
 
     bound = bind(Mini("m"), timeout=1000)
     outcomes = run(bound, samples({"parts": [[1, 2], [3]]}, {"parts": []}, {"parts": [[4]]}))
-    got = [[piece["y"].tolist() for piece in outcome["all"]] for outcome in outcomes]
-    assert got == [[[2, 4], [6]], [], [[8]]]
+    results = [[piece["y"].tolist() for piece in outcome["all"]] for outcome in outcomes]
+    assert results == [[[2, 4], [6]], [], [[8]]]
     assert bound.op.calls == [2, 1, 1]
 
 
@@ -384,7 +384,7 @@ def test_an_exception_without_text_fails_its_own_request_only(stage, error):
 def test_a_sample_reads_its_own_attributes_when_the_value_is_unchanged():
     """What a preprocess sets to the very object that is there is its own all the same."""
 
-    class Keeps(Model):
+    class StoresAttributes(Model):
         def preprocess(self, input_dicts, data_id, log_id):
             self.language = input_dicts["read"]["language"]
             if self.language == "fr":
@@ -394,14 +394,14 @@ def test_a_sample_reads_its_own_attributes_when_the_value_is_unchanged():
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
             return {"language": self.language + getattr(self, "accent", "")}
 
-    bound = bind(Keeps("m"))
+    bound = bind(StoresAttributes("m"))
     run(bound, samples({"language": "en"}))
-    outcomes = run(bound, samples(*({"language": each} for each in ("en", "fr", "en"))))
+    outcomes = run(bound, samples(*({"language": item} for item in ("en", "fr", "en"))))
     assert [outcome["language"] for outcome in outcomes] == ["en", "fr`", "en`"]
 
 
 def test_a_sample_reads_its_own_attributes_after_the_next_one_failed():
-    class Keeps(Model):
+    class StoresAttributes(Model):
         def preprocess(self, input_dicts, data_id, log_id):
             self.language = input_dicts["read"]["language"]
             if self.language == "fr":
@@ -411,7 +411,7 @@ def test_a_sample_reads_its_own_attributes_after_the_next_one_failed():
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
             return {"language": self.language}
 
-    bound = bind(Keeps("m"))
+    bound = bind(StoresAttributes("m"))
     run(bound, samples({"language": "en"}))
     first, second = run(bound, samples({"language": "en"}, {"language": "fr"}))
     assert first == {"language": "en"}
@@ -419,7 +419,7 @@ def test_a_sample_reads_its_own_attributes_after_the_next_one_failed():
 
 
 def test_each_sample_of_a_batch_reads_attributes_of_its_own_preprocess():
-    class Keeps(Model):
+    class StoresAttributes(Model):
         def preprocess(self, input_dicts, data_id, log_id):
             self.raw_im = data_id
             return input_dicts["read"]
@@ -427,7 +427,7 @@ def test_each_sample_of_a_batch_reads_attributes_of_its_own_preprocess():
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
             return {"raw_im": self.raw_im, **fetch_data}
 
-    outcomes = run(bind(Keeps("m")), samples(rows(1), rows(2), rows(3)))
+    outcomes = run(bind(StoresAttributes("m")), samples(rows(1), rows(2), rows(3)))
     assert [outcome["raw_im"] for outcome in outcomes] == [0, 1, 2]
 
 
@@ -470,7 +470,7 @@ def test_a_resumed_run_retains_results_and_does_not_preprocess_again():
 
 
 def test_a_single_sample_resumed_by_another_worker_reads_its_attributes():
-    class Keeps(Model):
+    class StoresAttributes(Model):
         def preprocess(self, input_dicts, data_id, log_id):
             self.language = input_dicts["read"]["language"]
             return rows(1)
@@ -478,7 +478,7 @@ def test_a_single_sample_resumed_by_another_worker_reads_its_attributes():
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
             return {"language": self.language}
 
-    hanging, other = bind(Keeps("m")), bind(Keeps("m"))
+    hanging, other = bind(StoresAttributes("m")), bind(StoresAttributes("m"))
     run(other, samples({"language": "fr"}))
     first = BatchRun(samples({"language": "en"}))
     first.prepare(hanging, lambda: 0)
@@ -628,10 +628,10 @@ def test_each_request_that_runs_alone_is_reported_if_it_is_not_skipped():
     batch = samples(rows(1), rows(*range(9)), rows(2), rows(3))
     batch[2].is_over = True
     made = BatchRun(batch)
-    told = []
-    made.item_begins = told.append
+    reported = []
+    made.item_begins = reported.append
     made.run(bind(Each("m")), Watch(), time.monotonic_ns)
-    assert told == [0, 3]
+    assert reported == [0, 3]
 
 
 def test_a_max_batch_size_of_a_users_class_does_not_bound_calls():
@@ -683,8 +683,8 @@ def test_a_sample_that_ended_before_the_run_is_reported_apart_from_executions():
     bound = bind(Bounded("m"))
     batch = samples(*(rows(*[1] * count) for count in (5, 5, 3)))
     batch[1].is_over = True
-    told = ran_together(bound, batch)
-    assert sorted(index for indexes, *_ in told for index in indexes) == [0, 1, 2]
+    reported = ran_together(bound, batch)
+    assert sorted(index for indexes, *_ in reported for index in indexes) == [0, 1, 2]
 
 
 def test_a_run_that_was_given_up_does_not_change_executions_of_its_successor():

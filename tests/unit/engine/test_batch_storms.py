@@ -28,8 +28,8 @@ def quiet() -> Iterator[None]:
 
 def test_cases_on_a_virtual_clock_end_as_they_may():
     runs = {seed: batches.run(batch_cases.made_case(seed)) for seed in range(_SEED, _SEED + _CASES)}
-    found = {seed: findings for seed, findings in runs.items() if findings}
-    assert not found, "python -m fuzz.batches --seed SEED --cases 1 shows each again"
+    results = {seed: findings for seed, findings in runs.items() if findings}
+    assert not results, "python -m fuzz.batches --seed SEED --cases 1 shows each again"
 
 
 def test_the_cases_cover_each_kind_of_answer():
@@ -80,8 +80,8 @@ def _counts_of_rows(patch):
     right = ragged.batch_input
 
     def batch_input(kind, shapes):
-        found = right(kind, shapes)
-        return found[:-1] if len(shapes) > 2 else np.asarray(found)
+        result = right(kind, shapes)
+        return result[:-1] if len(shapes) > 2 else np.asarray(result)
 
     patch.setattr(ragged, "batch_input", batch_input)
 

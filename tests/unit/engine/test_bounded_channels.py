@@ -42,10 +42,10 @@ class Full(Engine):
         The request "k" has its deadline after `timeouts["k"]` seconds.
         """
         paths = [str(i) for i in range(3 + 2 * self.size)]
-        asked = [self.ask(timeouts.get(f"_{path}"), path=path) for path in paths]
+        tasks = [self.ask(timeouts.get(f"_{path}"), path=path) for path in paths]
         await asyncio.sleep(0.1)
         self.check_is_full()
-        return asked
+        return tasks
 
     def check_is_full(self):
         assert (len(self.b.scheduler), len(self.a.scheduler)) == (self.size, self.size)
@@ -187,12 +187,12 @@ async def test_a_place_becomes_free_when_the_request_is_answered_by_another_bran
     times = {"slow": None, "quick": 1.0}
     async with Engine(last, config, times) as engine:
         nodes = {node.name: node for node in engine.nodes.values()}
-        asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
+        tasks = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
         await asyncio.sleep(0.9)
         assert len(nodes["slow"].scheduler) == size
         assert engine.executor.waiting > 0
-        responses = await asyncio.gather(*asked)
-        assert paths_of(responses) == [f"{i}>quick>last" for i in range(len(asked))]
+        responses = await asyncio.gather(*tasks)
+        assert paths_of(responses) == [f"{i}>quick>last" for i in range(len(tasks))]
         assert not any(len(node.scheduler) for node in nodes.values())
 
 
@@ -213,10 +213,10 @@ async def test_a_place_becomes_free_when_a_request_starts_again(size):
     times = {"slow": None, "last": None}
     async with Engine(Picky("last", [first]), config, times) as engine:
         nodes = {node.name: node for node in engine.nodes.values()}
-        asked = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
+        tasks = [engine.ask(path=str(i)) for i in range(3 + 2 * size)]
         await asyncio.sleep(0.4)
         assert len(nodes["slow"].scheduler) == size
-        responses = await asyncio.gather(*asked)
+        responses = await asyncio.gather(*tasks)
         assert {response.err_no for response in responses} == {DeadlineError.code}
         assert not any(len(node.scheduler) for node in nodes.values())
         assert engine.executor.inside == 0
@@ -263,14 +263,14 @@ async def test_a_place_becomes_free_when_a_jump_passes_over_it(size):
 async def test_an_answer_that_jumps_waits_for_a_place_at_its_target(size):
     async with jumping(size) as engine:
         nodes = {node.name: node for node in engine.nodes.values()}
-        asked = [engine.ask(path=f"hop{i}") for i in range(3 + 2 * size)]
+        tasks = [engine.ask(path=f"hop{i}") for i in range(3 + 2 * size)]
         await asyncio.sleep(1.0)
         assert len(nodes["last"].scheduler) == len(nodes["jumper"].scheduler) == size
         assert engine.executor.waiting > 0
-        while not all(one.done() for one in asked):
+        while not all(one.done() for one in tasks):
             engine.pools["last"].release()
             await asyncio.sleep(0.01)
-        assert len(paths_of(await asyncio.gather(*asked))) == len(asked)
+        assert len(paths_of(await asyncio.gather(*tasks))) == len(tasks)
 
 
 @SIZES
@@ -300,11 +300,11 @@ async def test_a_jump_back_does_not_wait(size):
 async def test_the_last_op_has_no_channel_to_wait_for(size):
     config = {"dag": {"channel_size": size}, "op": {"last": {"concurrency": 4}}}
     async with Engine(chain("first", "last"), config, {"last": None}) as engine:
-        asked = [engine.ask() for _ in range(4)]
+        tasks = [engine.ask() for _ in range(4)]
         await asyncio.sleep(1.0)
         assert len(engine.pools["last"].batches) == 4
         engine.pools["last"].release(4)
-        await asyncio.gather(*asked)
+        await asyncio.gather(*tasks)
 
 
 @virtual
@@ -312,7 +312,7 @@ async def test_a_place_that_becomes_free_in_a_channel_that_was_not_full_is_used(
     """Of two places one is promised to a hanging call and one was taken, until just now."""
     config = {"dag": {"channel_size": 2}, "op": {"a": {"concurrency": 2}}}
     async with Engine(chain("a", "b"), config, {"a": None, "b": None}) as engine:
-        asked = [engine.ask() for _ in range(5)]
+        tasks = [engine.ask() for _ in range(5)]
         for _ in range(2):  # one runs at b, one is in its channel
             await settle()
             engine.pools["a"].release()
@@ -321,9 +321,9 @@ async def test_a_place_that_becomes_free_in_a_channel_that_was_not_full_is_used(
         engine.pools["b"].release()
         await settle()
         assert len(engine.pools["a"].batches) == 4
-        for one in asked[:0:-1]:
+        for one in tasks[:0:-1]:
             one.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @virtual

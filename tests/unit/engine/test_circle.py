@@ -14,8 +14,8 @@ def circles(edges: set[tuple[str, str]]) -> list[set[str]]:
         readers.setdefault(module, set()).add(target)
         readers.setdefault(target, set())
     reach = {module: reached(module, readers) for module in readers}
-    found = {frozenset(b for b in reach[a] | {a} if b == a or a in reach[b]) for a in reach}
-    return sorted((set(group) for group in found), key=len, reverse=True)
+    results = {frozenset(b for b in reach[a] | {a} if b == a or a in reach[b]) for a in reach}
+    return sorted((set(group) for group in results), key=len, reverse=True)
 
 
 def reached(start: str, readers: dict[str, set[str]]) -> set[str]:

@@ -12,7 +12,7 @@ from pipeline import Op, RequestOp
 from pipeline.engine.run.collate import with_columns
 
 
-class Keeps(Op):
+class RecordsFeeds(Op):
     """Keeps what its `process` is fed; the data id of a request says what it feeds."""
 
     feeds = ()
@@ -55,33 +55,35 @@ def feeds(*texts):
 
 @virtual
 async def test_scalars_of_eight_callers_are_one_call():
-    op = Keeps(*feeds("first", *"abcdefgh"))
-    told = await ask(op, 8, 9)
+    op = RecordsFeeds(*feeds("first", *"abcdefgh"))
+    responses = await ask(op, 8, 9)
     alone, together = op.fed
     assert (alone["x"].tolist(), alone["text"]) == ([0], ["first"])
     assert together["x"].dtype == alone["x"].dtype == np.int64
     assert (together["x"].tolist(), together["text"]) == ([*range(1, 9)], [*"abcdefgh"])
-    assert [answers(each)["is"] for each in told] == [f"['{number}']" for number in range(9)]
+    assert [answers(response)["is"] for response in responses] == [
+        f"['{number}']" for number in range(9)
+    ]
 
 
 @virtual
 async def test_at_a_batch_size_of_one_scalars_are_scalars():
-    op = Keeps(*feeds("a", "b"))
+    op = RecordsFeeds(*feeds("a", "b"))
     await ask(op, 1, 2)
     assert op.fed == feeds("a", "b")
 
 
 @virtual
 async def test_a_batch_that_is_split_feeds_the_same_types():
-    op = Keeps(*feeds("first", "good", "bad"))
-    told = await ask(op, 8, 3)
+    op = RecordsFeeds(*feeds("first", "good", "bad"))
+    responses = await ask(op, 8, 3)
     assert [feed["text"] for feed in op.fed] == [["first"], ["good", "bad"], ["good"], ["bad"]]
-    assert [each.err_no == 0 for each in told] == [True, True, False]
+    assert [response.err_no == 0 for response in responses] == [True, True, False]
 
 
 @virtual
 async def test_a_mini_batch_whose_parts_run_one_by_one_is_fed_unchanged():
-    class Parts(Keeps):
+    class Parts(RecordsFeeds):
         def process(self, feed_batch, typical_logid):
             self.fed += feed_batch
             return {"is": "part"}, None, ""
@@ -96,15 +98,15 @@ async def test_a_mini_batch_whose_parts_run_one_by_one_is_fed_unchanged():
 
 @virtual
 async def test_a_sample_that_skips_process_has_no_columns():
-    class Skips(Keeps):
+    class Skips(RecordsFeeds):
         def preprocess(self, input_dicts, data_id, log_id):
             return {"is": data_id}, True, None, ""
 
         def postprocess(self, input_dicts, fetched, data_id, log_id):
             return {"is": repr(fetched)}, None, ""
 
-    told = await ask(Skips(), 8, 2)
-    assert [answers(each)["is"] for each in told] == ["{'is': 0}", "{'is': 1}"]
+    response = await ask(Skips(), 8, 2)
+    assert [answers(item)["is"] for item in response] == ["{'is': 0}", "{'is': 1}"]
 
 
 @virtual
@@ -137,16 +139,16 @@ async def test_an_op_without_a_process_method_passes_scalars_on():
     ],
 )
 def test_a_scalar_becomes_a_column_of_its_type(value, column):
-    found = with_columns({"x": value})["x"]
-    assert type(found) is type(column)
-    assert getattr(found, "dtype", None) == getattr(column, "dtype", None)
-    assert [*found] == [*column]
+    result = with_columns({"x": value})["x"]
+    assert type(result) is type(column)
+    assert getattr(result, "dtype", None) == getattr(column, "dtype", None)
+    assert [*result] == [*column]
 
 
 def test_a_scalar_next_to_rows_is_repeated_for_each_row():
-    found = with_columns({"x": np.zeros((3, 2)), "low": 0.5, "name": "a"})
-    assert found["low"].tolist() == [0.5] * 3
-    assert found["name"] == ["a"] * 3
+    result = with_columns({"x": np.zeros((3, 2)), "low": 0.5, "name": "a"})
+    assert result["low"].tolist() == [0.5] * 3
+    assert result["name"] == ["a"] * 3
 
 
 def test_values_other_than_scalars_are_unchanged():

@@ -77,14 +77,14 @@ def test_the_edges_may_ask_too():
 
 
 def test_a_context_has_all_attributes_of_the_request():
-    said = {"parameters": {"a": 1}, "headers": {"b": "c"}, "sequence_id": "d"}
-    said |= {"id": "e", "sequence_start": True, "sequence_end": True, "priority": 7}
-    said["outputs"] = ("f",)
-    assert {*said} == {*RequestInfo.__struct_fields__}
+    fields = {"parameters": {"a": 1}, "headers": {"b": "c"}, "sequence_id": "d"}
+    fields |= {"id": "e", "sequence_start": True, "sequence_end": True, "priority": 7}
+    fields["outputs"] = ("f",)
+    assert {*fields} == {*RequestInfo.__struct_fields__}
     request = SimpleNamespace(data_id=8, log_id=9, deadline=10.0)
     step = SequenceStep(id="d")
-    context = context_of(request, RequestInfo(**said), sequence=step)
-    assert {name: getattr(context, name) for name in said} == said
+    context = context_of(request, RequestInfo(**fields), sequence=step)
+    assert {name: getattr(context, name) for name in fields} == fields
     assert (context.data_id, context.log_id, context.deadline) == (8, 9, 10.0)
     assert context.sequence is step
 

@@ -50,8 +50,8 @@ class Adds(Op):
         self.seen = []
 
     def process(self, feed_batch, log_id=0, *, context=()):
-        told = zip(feed_batch, context, strict=True)
-        self.seen.append([(feed["x"].tolist(), each.id) for feed, each in told])
+        reported = zip(feed_batch, context, strict=True)
+        self.seen.append([(feed["x"].tolist(), each.id) for feed, each in reported])
         return [
             InputError("below zero") if feed["x"].min() < 0 else {"y": feed["x"] + 1}
             for feed in feed_batch
@@ -64,10 +64,10 @@ class Rows:
 
     def notify(self, spans, requests):
         for rows, kept in ((spans, self.spans), (requests, self.requests)):
-            kept += [dict(zip(rows.dtype.names, each, strict=True)) for each in rows.tolist()]
+            kept += [dict(zip(rows.dtype.names, item, strict=True)) for item in rows.tolist()]
 
 
-class World:
+class ConvoyEngine:
     """An engine of one Op on a virtual clock; `told` are the failures that its log has."""
 
     def __init__(self, op, service_s=0.0, **settings):
@@ -75,8 +75,8 @@ class World:
         settings = {"batching": "dynamic", "batch_size": 8, **settings}
         self.config = load_config(yml_dict={"rpc_port": 0, "op": {op.name: settings}})
         self.graph = build_graph(ResponseOp(op))
-        for each in (self.graph.request_op, *self.graph.ops, self.graph.response_op):
-            configure_op(each, resolve_op(each.name, each.pipeline_given, self.config))
+        for item in (self.graph.request_op, *self.graph.ops, self.graph.response_op):
+            configure_op(item, resolve_op(item.name, item.pipeline_given, self.config))
         self.rows, self.told = Rows(), []
 
     async def __aenter__(self):
@@ -116,7 +116,7 @@ class World:
         """Return (the requests, the spans) in the journal, in the order of their data ids."""
         self.journal.flush()
         return tuple(
-            sorted(rows, key=lambda each: each["data_id"])
+            sorted(rows, key=lambda item: item["data_id"])
             for rows in (self.rows.requests, self.rows.spans)
         )
 
@@ -135,7 +135,7 @@ def lists(outcomes):
 
 def test_members_of_a_convoy_count_as_requests():
     async def main():
-        async with World(Adds()) as world:
+        async with ConvoyEngine(Adds()) as world:
             infos = [RequestInfo(id="a"), RequestInfo(id="b")]
             data = await world.ask(Convoy([1, 2], infos), x=np.array([[1], [2], [3]], np.float32))
             assert {name: value.tolist() for name, value in data.payload.items()} == {
@@ -161,7 +161,7 @@ def test_members_of_a_convoy_count_as_requests():
 
 def test_a_failing_member_fails_alone():
     async def main():
-        async with World(Adds()) as world:
+        async with ConvoyEngine(Adds()) as world:
             data = await world.ask(Convoy([1, 1, 1]), x=np.array([[1], [-2], [3]], np.float32))
             assert type(data.payload) is MemberOutcomes
             assert lists(member_outcomes(data.payload, [1, 1, 1])) == [[[2]], "below zero", [[4]]]
@@ -176,7 +176,7 @@ def test_a_failing_member_fails_alone():
 
 def test_a_cancelled_member_is_not_processed_and_counts_as_cancelled():
     async def main():
-        async with World(Adds(), service_s=None) as world:
+        async with ConvoyEngine(Adds(), service_s=None) as world:
             blocker = world.ask(Convoy([1]), x=row(9))
             await settled()
             convoy = Convoy([1, 1])
@@ -200,15 +200,15 @@ def test_a_cancelled_member_is_not_processed_and_counts_as_cancelled():
 
 def test_a_batch_of_convoys_is_bounded_by_samples():
     async def main():
-        async with World(Adds(), service_s=0.1) as world:
-            asked = [
+        async with ConvoyEngine(Adds(), service_s=0.1) as world:
+            tasks = [
                 world.ask(Convoy([1] * count), x=np.zeros((count, 1), np.float32))
                 for count in (1, 5, 3, 4)
             ]
             assert world.engine.inside == 13
             await asyncio.sleep(0.05)
             assert world.engine.state().ops[0].queued + world.engine.state().ops[0].running == 13
-            await asyncio.gather(*asked)
+            await asyncio.gather(*tasks)
             assert max(map(len, world.op.seen)) <= 8
             assert sum(map(len, world.op.seen)) == 13
             assert (world.engine.inside, world.engine.state().ops[0].running) == (0, 0)
@@ -218,7 +218,7 @@ def test_a_batch_of_convoys_is_bounded_by_samples():
 
 def test_a_convoy_whose_worker_died_is_not_counted_because_its_members_run_again():
     async def main():
-        async with World(Adds(), service_s=None) as world:
+        async with ConvoyEngine(Adds(), service_s=None) as world:
             convoy = Convoy([1, 1])
             answer = world.ask(convoy, x=np.array([[1], [2]], np.float32))
             await settled()
@@ -247,7 +247,7 @@ def test_a_convoy_whose_worker_died_is_not_counted_because_its_members_run_again
 )
 def test_no_convoy_passes_where_each_request_counts(settings):
     async def main():
-        async with World(Adds(), **settings) as world:
+        async with ConvoyEngine(Adds(), **settings) as world:
             assert world.engine.executor.convoys.size(1) == 0
 
     run_virtual(main())
@@ -255,7 +255,7 @@ def test_no_convoy_passes_where_each_request_counts(settings):
 
 def test_as_many_pass_as_a_batch_has_samples():
     async def main():
-        async with World(Adds()) as world:
+        async with ConvoyEngine(Adds()) as world:
             assert world.engine.executor.convoys.size(1) == 8
             assert world.engine.executor.convoys.size(3) == 2
             assert world.engine._admission.room(999) == 256
@@ -318,15 +318,15 @@ def test_so_many_share_a_message_as_run_in_a_millisecond():
 
 
 def test_the_member_that_ran_when_the_worker_died_is_reported():
-    shared, found = SharedMessages(Node()), []
+    shared, collected = SharedMessages(Node()), []
     convoy = Convoy([1] * 4)
     run, died = BatchRun([Item(convoy)]), WorkerDiedError("it died")
-    shared.start_over(lambda job, error: found.append(error), run, died)
+    shared.start_over(lambda job, error: collected.append(error), run, died)
     run.lost_at = 2
-    shared.start_over(lambda job, error: found.append(error), run, died)
-    assert found[0] is died
-    assert (found[1].member, found[1].error, died.op) == (2, died, "op")
-    assert (list(convoy.ending(died)), list(convoy.ending(found[1]))) == ([], [2])
+    shared.start_over(lambda job, error: collected.append(error), run, died)
+    assert collected[0] is died
+    assert (collected[1].member, collected[1].error, died.op) == (2, died, "op")
+    assert (list(convoy.ending(died)), list(convoy.ending(collected[1]))) == ([], [2])
     assert list(convoy.ending(None)) == list(convoy.ending(InputError("no"))) == [0, 1, 2, 3]
 
 
@@ -377,11 +377,11 @@ def test_stacked_members_are_split_unchanged():
             for count in rows
         ]
         stack = stacked(parts, rows)
-        for part, found in zip(parts, parts_of(stack, rows), strict=True):
-            assert list(found) == list(part)
+        for part, result in zip(parts, parts_of(stack, rows), strict=True):
+            assert list(result) == list(part)
             for name, value in part.items():
-                assert found[name].dtype == value.dtype
-                np.testing.assert_array_equal(found[name], value)
+                assert result[name].dtype == value.dtype
+                np.testing.assert_array_equal(result[name], value)
 
 
 def test_members_after_the_first_are_counted():

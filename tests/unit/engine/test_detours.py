@@ -24,10 +24,10 @@ class Sends(Tag):
     def postprocess(self, input_dicts, fetched, data_id, log_id):
         asked = next(iter(input_dicts.values())).get("to", "")
         answer = {**fetched, "to": asked}
-        ways = dict(part.split(":") for part in asked.split(";") if part)
-        if self.name not in ways:
+        paths = dict(part.split(":") for part in asked.split(";") if part)
+        if self.name not in paths:
             return answer
-        to = ways[self.name]
+        to = paths[self.name]
         return Answer(answer) if to == "end" else Goto(answer, [n for n in to.split(",") if n])
 
 
@@ -318,7 +318,7 @@ async def test_requests_loop_each_for_itself():
     check = Counts("check", [a], "a", 0, batch_size=4, max_loops=3)
     async with Engine(check, service_s={"a": 0.01}) as engine:
         responses = await asyncio.gather(*(engine.ask() for _ in range(8)))
-        assert [path_of(each).count("check") for each in responses] == [1, 2, 3, 4] * 2
+        assert [path_of(response).count("check") for response in responses] == [1, 2, 3, 4] * 2
 
 
 def test_a_join_in_a_loop_gets_the_same_outer_input_in_each_lap():

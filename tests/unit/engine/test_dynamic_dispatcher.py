@@ -36,21 +36,21 @@ async def test_a_request_that_waits_too_long_is_refused_in_time_and_counts_as_re
         engine.pools["a"].release()
         assert answers(await first) == {"path": "x>a>b"}
         engine.journal.flush()
-    told = [(span["op"], span["outcome"]) for span in engine.spans]
-    assert told == [(0, Outcome.REJECTED), (0, Outcome.OK), (1, Outcome.OK)]
+    reported = [(span["op"], span["outcome"]) for span in engine.spans]
+    assert reported == [(0, Outcome.REJECTED), (0, Outcome.OK), (1, Outcome.OK)]
     assert [request["outcome"] for request in engine.requests] == [Outcome.OTHER, Outcome.OK]
 
 
 @virtual
 async def test_a_request_at_a_full_queue_is_refused_and_not_counted_at_the_op():
     async with dynamic(chain("a"), default_queue_policy={"max_queue_size": 2}) as engine:
-        asked = [engine.ask(path=str(number)) for number in range(4)]
-        refused = await asked[3]
+        tasks = [engine.ask(path=str(number)) for number in range(4)]
+        refused = await tasks[3]
         assert refused.err_no == ErrorCode.OVERLOADED
         assert refused.err_msg == "[request id: <id_unknown>] Exceeds maximum queue size"
         for number in range(3):
             engine.pools["a"].release()
-            assert answers(await asked[number]) == {"path": f"{number}>a"}
+            assert answers(await tasks[number]) == {"path": f"{number}>a"}
         engine.journal.flush()
     assert [span["outcome"] for span in engine.spans] == [Outcome.OK] * 3
 
@@ -71,12 +71,12 @@ async def test_refused_requests_occupy_no_places():
         },
     }
     async with Engine(chain("a"), config, {"a": None}) as engine:
-        asked = [engine.ask(path=str(number)) for number in range(5)]
+        tasks = [engine.ask(path=str(number)) for number in range(5)]
         await settle()
-        done = await asyncio.gather(*asked[1:])
-        assert [each.err_msg for each in done] == ["Request timeout expired"] * 4
+        done = await asyncio.gather(*tasks[1:])
+        assert [item.err_msg for item in done] == ["Request timeout expired"] * 4
         engine.pools["a"].release()
-        assert answers(await asked[0]) == {"path": "0>a"}
+        assert answers(await tasks[0]) == {"path": "0>a"}
 
 
 def finish(pool, data_id):
@@ -88,22 +88,22 @@ def finish(pool, data_id):
 @virtual
 async def test_answers_are_in_order_with_preserve_ordering(keeps):
     async with dynamic(chain("a", "b"), concurrency=3, preserve_ordering=keeps) as engine:
-        asked = [engine.ask(path=str(number)) for number in range(3)]
+        tasks = [engine.ask(path=str(number)) for number in range(3)]
         await settle()
         pool = engine.pools["a"]
         ids = [batch[0] for batch in pool.batches]
         finish(pool, ids[1])
         await settle()
-        assert asked[1].done() is not keeps
+        assert tasks[1].done() is not keeps
         again = engine.ask(path="3")
         await settle()
         assert len(pool.batches) == 4, "a worker that is done has the next one"
         finish(pool, ids[2])
         await settle()
-        assert asked[2].done() is not keeps
+        assert tasks[2].done() is not keeps
         finish(pool, ids[0])
         await settle()
-        assert all(task.done() for task in asked)
+        assert all(task.done() for task in tasks)
         assert not again.done()
         pool.release()
         assert answers(await again) == {"path": "3>a>b"}
@@ -115,7 +115,7 @@ async def test_answers_are_in_order_with_preserve_ordering(keeps):
 @virtual
 async def test_a_repeated_batch_keeps_its_position_and_a_failed_one_releases_it():
     async with dynamic(chain("a"), concurrency=2, preserve_ordering=True) as engine:
-        asked = [engine.ask(path=str(number)) for number in range(2)]
+        tasks = [engine.ask(path=str(number)) for number in range(2)]
         await settle()
         pool = engine.pools["a"]
         (node,) = engine.nodes.values()
@@ -126,27 +126,27 @@ async def test_a_repeated_batch_keeps_its_position_and_a_failed_one_releases_it(
         finish(pool, second)
         node.lost(lost, DIED)
         await settle()
-        assert not asked[1].done(), "the first one runs again"
+        assert not tasks[1].done(), "the first one runs again"
         (worker,) = pool.busy()
         pool.replace(worker, None)
         node.lost(worker.job, DIED)
         await settle()
-        assert (await asked[0]).err_no
-        assert answers(await asked[1]) == {"path": "1>a"}
+        assert (await tasks[0]).err_no
+        assert answers(await tasks[1]) == {"path": "1>a"}
 
 
 @virtual
 async def test_a_cancelled_request_delays_no_other():
     async with dynamic(chain("a"), concurrency=2, preserve_ordering=True) as engine:
-        asked = [engine.ask(path=str(number)) for number in range(2)]
+        tasks = [engine.ask(path=str(number)) for number in range(2)]
         await settle()
         pool = engine.pools["a"]
         first, second = (batch[0] for batch in pool.batches)
-        asked[0].cancel()
+        tasks[0].cancel()
         await settle()
         finish(pool, second)
         finish(pool, first)
-        assert answers(await asked[1]) == {"path": "1>a"}
+        assert answers(await tasks[1]) == {"path": "1>a"}
 
 
 class Feeds(Op):
@@ -162,7 +162,7 @@ async def test_requests_that_cannot_be_merged_do_not_share_a_batch():
     async with Engine(op, service_s={"a": None}) as engine:
         pool, begin = engine.pools["a"], engine.executor.begin
         shapes = [(1, 4), (1, 4), (2, 4), (1, 5), (1, 5)]
-        asked = [
+        tasks = [
             ask(
                 begin,
                 None,
@@ -177,11 +177,11 @@ async def test_requests_that_cannot_be_merged_do_not_share_a_batch():
         ]
         await settle()
         pool.release()
-        await asked[0]
+        await tasks[0]
         for _ in range(3):
             await settle()
             pool.release()
-        await asyncio.gather(*asked[1:])
+        await asyncio.gather(*tasks[1:])
         assert [len(batch) for batch in pool.batches] == [3, 1, 2]
 
 

@@ -14,7 +14,7 @@ from pipeline.errors import ClosedError, OverloadedError
 from pipeline.proto.pipeline_service_pb2 import Request
 
 
-class Kept(UnarySink):
+class RecordingSink(UnarySink):
     """Keeps what it is ended with."""
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Kept(UnarySink):
         self.answers.append(answer)
 
 
-class Broken(Kept):
+class Broken(RecordingSink):
     def end(self, answer: Any) -> None:
         super().end(answer)
         raise RuntimeError("the socket is gone")
@@ -37,7 +37,7 @@ def request(**pairs: str) -> Request:
 @virtual
 async def test_a_sink_gets_the_answer_once():
     async with Engine(chain("a", "b")) as engine:
-        sink = Kept()
+        sink = RecordingSink()
         begun = engine.executor.begin(request(path="x"), None, None, sink)
         assert sink.answers == []
         await settle()
@@ -50,7 +50,7 @@ async def test_a_sink_gets_the_answer_once():
 @virtual
 async def test_a_sink_gets_the_payload_of_the_last_op_if_the_target_wants_no_response():
     async with Engine(chain("a")) as engine:
-        sink = Kept()
+        sink = RecordingSink()
         target = RequestTarget(payload={"path": "x"}, wants_response=False)
         engine.executor.begin(None, None, target, sink)
         await settle()
@@ -63,7 +63,7 @@ async def test_a_sink_may_be_ended_before_begin_returns():
     engine = Engine(chain("a"))
     async with engine:
         pass
-    sink = Kept()
+    sink = RecordingSink()
     engine.executor.begin(request(path="x"), None, None, sink)
     (answer,) = sink.answers
     assert (answer.err_no, answer.err_msg) == (ClosedError.code, "dag closed.")
@@ -73,7 +73,7 @@ async def test_a_sink_may_be_ended_before_begin_returns():
 async def test_the_sink_of_an_overloaded_request_gets_nothing():
     config = {"worker_num": 1, "queue_size": 0}
     async with Engine(chain("a"), config, {"a": None}) as engine:
-        first, second = Kept(), Kept()
+        first, second = RecordingSink(), RecordingSink()
         engine.executor.begin(request(path="x"), None, None, first)
         with pytest.raises(OverloadedError):
             engine.executor.begin(request(path="y"), 1.0, None, second)
@@ -84,7 +84,7 @@ async def test_the_sink_of_an_overloaded_request_gets_nothing():
 @virtual
 async def test_the_sink_of_a_cancelled_request_gets_nothing():
     async with Engine(chain("a"), service_s={"a": None}) as engine:
-        sink = Kept()
+        sink = RecordingSink()
         begun = engine.executor.begin(request(path="x"), 1.0, None, sink)
         begun.cancel()
         begun.cancel()
@@ -107,7 +107,7 @@ async def test_a_request_is_cancelled_with_the_future_of_its_answer():
 def test_a_sink_that_raises_does_not_affect_other_requests(caplog):
     async def main():
         async with Engine(chain("a")) as engine:
-            broken, well = Broken(), Kept()
+            broken, well = Broken(), RecordingSink()
             engine.executor.begin(request(path="x"), None, None, broken)
             engine.executor.begin(request(path="y"), None, None, well)
             await settle()

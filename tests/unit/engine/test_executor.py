@@ -54,9 +54,9 @@ async def test_requests_of_a_join_never_mix():
     slow, quick = Tag("slow", [read]), Tag("quick", [read])
     engine = Engine(Tag("j", [slow, quick]), service_s={"slow": 0.01})
     async with engine:
-        asked = [engine.ask(path=str(i)) for i in range(20)]
-        got = [path_of(response) for response in await asyncio.gather(*asked)]
-    assert got == [f"({i}>slow|{i}>quick)>j" for i in range(20)]
+        tasks = [engine.ask(path=str(i)) for i in range(20)]
+        results = [path_of(response) for response in await asyncio.gather(*tasks)]
+    assert results == [f"({i}>slow|{i}>quick)>j" for i in range(20)]
 
 
 @virtual
@@ -81,7 +81,7 @@ async def test_the_oldest_request_is_served_first():
         last, {"op": {"slow": {"concurrency": 3}}}, {"slow": None, "quick": 0.0, "j": None}
     )
     async with engine:
-        asked = [engine.ask() for _ in range(4)]
+        tasks = [engine.ask() for _ in range(4)]
         await settle()
         slow_pool, join_pool = engine.pools["slow"], engine.pools["j"]
         workers = {w.job.items[0].data_id: w for w in slow_pool.busy()}
@@ -89,10 +89,10 @@ async def test_the_oldest_request_is_served_first():
             slow_pool._finish(workers[data_id])
             await settle()
         slow_pool.release()
-        for _ in asked:
+        for _ in tasks:
             await settle()
             join_pool.release()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*tasks)
     assert join_pool.batches == [[2], [0], [1], [3]], "2 was alone; then the oldest"
 
 
@@ -106,9 +106,9 @@ async def test_first_arrival_answers_with_the_quick_branch_and_drops_no_request(
         {"slow": 0.5, "quick": 0.001},
     )
     async with engine:
-        asked = [engine.ask(path=str(i)) for i in range(5)]
-        got = [path_of(response) for response in await asyncio.gather(*asked)]
-        assert got == [f"{i}>quick>j" for i in range(5)]
+        tasks = [engine.ask(path=str(i)) for i in range(5)]
+        results = [path_of(response) for response in await asyncio.gather(*tasks)]
+        assert results == [f"{i}>quick>j" for i in range(5)]
         await asyncio.sleep(10)
         (join,) = [node for node in engine.nodes.values() if node.name == "j"]
         assert join.channel.waiting_for_parts == 0, "late parts are forgotten"
@@ -239,20 +239,20 @@ async def test_a_request_with_an_invalid_unpack_result_ends_at_once(returned):
 async def test_by_default_4096_waiting_callers_are_not_refused():
     engine = Engine(chain("a"), {}, {"a": None})
     async with engine:
-        asked = [engine.ask() for _ in range(4096)]
+        tasks = [engine.ask() for _ in range(4096)]
         await settle()
         assert engine.executor.inside + engine.executor.waiting == 4096
         while engine.executor.inside:
             engine.pools["a"].release(64)
             await settle()
-        assert all(response.err_no == 0 for response in await asyncio.gather(*asked))
+        assert all(response.err_no == 0 for response in await asyncio.gather(*tasks))
 
 
 @virtual
 async def test_worker_num_bounds_admitted_and_queue_size_waiting_requests():
     engine = Engine(chain("a"), {"worker_num": 2, "queue_size": 3}, {"a": None})
     async with engine:
-        asked = [engine.ask() for _ in range(5)]
+        tasks = [engine.ask() for _ in range(5)]
         await settle()
         assert (engine.executor.inside, engine.executor.waiting) == (2, 3)
         with pytest.raises(OverloadedError, match=r"2 requests inside .* 3 waiting"):
@@ -261,7 +261,7 @@ async def test_worker_num_bounds_admitted_and_queue_size_waiting_requests():
         for _ in range(5):
             engine.pools["a"].release()
             await settle()
-        assert all(response.err_no == 0 for response in await asyncio.gather(*asked))
+        assert all(response.err_no == 0 for response in await asyncio.gather(*tasks))
         assert (engine.executor.inside, engine.executor.waiting) == (0, 0)
 
 
@@ -277,7 +277,7 @@ async def test_without_worker_num_every_batch_can_fill():
 async def test_a_full_channel_holds_its_producer_back_and_the_door_too():
     engine = Engine(chain("a", "b"), {"dag": {"channel_size": 2}}, {"a": 0.001, "b": None})
     async with engine:
-        asked = [engine.ask() for _ in range(10)]
+        tasks = [engine.ask() for _ in range(10)]
         await asyncio.sleep(1)
         channels = {node.name: len(node.scheduler) for node in engine.nodes.values()}
         assert channels["b"] == 2
@@ -286,7 +286,7 @@ async def test_a_full_channel_holds_its_producer_back_and_the_door_too():
         for _ in range(10):
             engine.pools["b"].release()
             await asyncio.sleep(0.1)
-        assert all(response.err_no == 0 for response in await asyncio.gather(*asked))
+        assert all(response.err_no == 0 for response in await asyncio.gather(*tasks))
 
 
 # Batches ----------------------------------------------------------------------------------
@@ -507,11 +507,11 @@ async def test_retry_in_yaml_gives_a_timed_out_call_more_attempts():
     engine = Engine(Counts("c", [RequestOp()]), config, {"c": None})
     async with engine:
         began = loop.time()
-        asked = engine.ask()
+        task = engine.ask()
         await asyncio.sleep(0.5)
         assert len(engine.pools["c"].given_up) == 2
         engine.pools["c"].release()
-        assert answers(await asked) == {"path": "0"}
+        assert answers(await task) == {"path": "0"}
         assert loop.time() - began == pytest.approx(0.5)
 
 
@@ -523,10 +523,10 @@ async def test_dag_retry_runs_the_whole_request_again_after_a_timeout():
         Tag("j", [Counts("c", [read]), Tag("side", [read])]), config, {"c": None, "side": 0.0}
     )
     async with engine:
-        asked = engine.ask()
+        task = engine.ask()
         await asyncio.sleep(0.3)
         engine.pools["c"].release()
-        assert path_of(await asked) == "(0|side)>j"
+        assert path_of(await task) == "(0|side)>j"
         assert engine.pools["side"].batches == [[0], [0]]
         later = engine.ask()
         await settle()
@@ -542,10 +542,10 @@ async def test_dag_retry_starts_with_the_original_payload():
 
     config = {"dag": {"retry": 2}, "op": {"c": {"timeout": 200}}}
     async with Engine(Pops("c", [RequestOp()]), config, {"c": None}) as engine:
-        asked = engine.ask(path="in")
+        task = engine.ask(path="in")
         await asyncio.sleep(0.3)
         engine.pools["c"].release()
-        assert path_of(await asked) == "in"
+        assert path_of(await task) == "in"
 
 
 @virtual
@@ -590,9 +590,9 @@ async def test_branches_that_lost_the_race_leave_no_entries_at_an_op_that_hangs(
     slow, quick = Tag("slow", [read]), Tag("quick", [read])
     config = {"dag": {"channel_recv_first_arrive": True}}
     async with Engine(Tag("j", [slow, quick]), config, {"slow": None}) as engine:
-        asked = [engine.ask(path=str(i)) for i in range(5)]
-        got = [path_of(response) for response in await asyncio.gather(*asked)]
-        assert got == [f"{i}>quick>j" for i in range(5)]
+        tasks = [engine.ask(path=str(i)) for i in range(5)]
+        results = [path_of(response) for response in await asyncio.gather(*tasks)]
+        assert results == [f"{i}>quick>j" for i in range(5)]
         assert [op.queued for op in engine.executor.state().ops] == [0, 0, 0]
         assert engine.pools["slow"].given_up == [], "it may still come to an end"
         await asyncio.sleep(3)
@@ -655,13 +655,13 @@ async def test_other_calls_of_a_stuck_worker_move_to_another_worker():
 async def test_stop_lets_requests_finish_and_refuses_new_ones():
     engine = Engine(chain("a"), None, {"a": 0.5})
     await engine.executor.start()
-    asked = engine.ask()
+    task = engine.ask()
     await settle()
     stopping = asyncio.ensure_future(engine.executor.stop(10.0))
     await settle()
     refused = await engine.ask()
     assert (refused.err_no, refused.err_msg) == (3001, "dag closed.")
-    assert path_of(await asked) == "a"
+    assert path_of(await task) == "a"
     await stopping
 
 

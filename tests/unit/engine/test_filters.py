@@ -58,8 +58,8 @@ def engine_with(*filters: Filter, last_op: Any = None, **more: Any) -> Engine:
 
 
 def test_only_overridden_hooks_are_called():
-    found = FilterChain([Filter()], [Filter(), NameCheck("svc")])
-    assert [len(getattr(found, hook)) for hook in HOOKS] == [1, 0, 0, 0, 0, 0]
+    result = FilterChain([Filter()], [Filter(), NameCheck("svc")])
+    assert [len(getattr(result, hook)) for hook in HOOKS] == [1, 0, 0, 0, 0, 0]
 
 
 @virtual

@@ -58,7 +58,7 @@ class Feeds(Op):
         return {"path": str(len(fetch_data["y"]))}
 
 
-def told(engine):
+def flushed_rows(engine):
     """Fold, and return what was taken down: (turns, requests)."""
     engine.journal.flush()
     return engine.spans, engine.requests
@@ -68,7 +68,7 @@ def told(engine):
 async def test_a_request_has_a_row_and_a_span_for_each_of_its_ops():
     async with Engine(chain("a", "b"), None, {"a": 0.5, "b": 0.25}) as engine:
         await engine.ask()
-        turns, (request,) = told(engine)
+        turns, (request,) = flushed_rows(engine)
     assert [(turn["op"], turn["outcome"], turn["rows"]) for turn in turns] == [
         (0, Outcome.OK, 1),
         (1, Outcome.OK, 1),
@@ -86,7 +86,7 @@ async def test_a_request_has_a_row_and_a_span_for_each_of_its_ops():
 async def test_a_failed_request_has_its_code_and_no_spans_of_later_ops():
     async with Engine(Tag("after", [Fails("bad", [chain("a")])])) as engine:
         assert (await engine.ask()).err_no == 51
-        turns, (request,) = told(engine)
+        turns, (request,) = flushed_rows(engine)
     assert [(turn["op"], turn["outcome"]) for turn in turns] == [
         (0, Outcome.OK),
         (1, Outcome.PRODUCT),
@@ -99,7 +99,7 @@ async def test_the_turns_of_a_batch_share_its_number_and_times():
     config = {"op": {"a": {"batch_size": 3, "auto_batching_timeout": 10}}}
     async with Engine(chain("a"), config, {"a": 0.5}) as engine:
         await asyncio.gather(*(engine.ask() for _ in range(5)))
-        turns, _ = told(engine)
+        turns, _ = flushed_rows(engine)
     batches = {}
     for turn in turns:
         batches.setdefault(turn["batch"], []).append(turn)
@@ -120,9 +120,9 @@ async def test_a_model_is_charged_for_the_rows_that_it_was_fed():
         engine.pools["m"].release()
         await settle()
         engine.pools["m"].release()
-        got = [answers(response)["path"] for response in await asyncio.gather(first, *others)]
-        turns, _ = told(engine)
-    assert got == ["5", "2", "3"]
+        results = [answers(response)["path"] for response in await asyncio.gather(first, *others)]
+        turns, _ = flushed_rows(engine)
+    assert results == ["5", "2", "3"]
     assert [turn["rows"] for turn in turns] == [5, 2, 3]
 
 
@@ -135,7 +135,7 @@ async def test_a_request_that_waits_for_a_worker_at_its_deadline_is_rejected():
         codes = [(await asked).err_no for asked in (running, waiting)]
         engine.pools["a"].release()
         await settle()
-        turns, requests = told(engine)
+        turns, requests = flushed_rows(engine)
     assert codes == [ErrorCode.TIMEOUT] * 2
     assert [turn["outcome"] for turn in turns] == [Outcome.REJECTED, Outcome.OK]
     assert (turns[0]["worker"], turns[0]["batch"]) == (NO_WORKER, -1)
@@ -153,7 +153,7 @@ async def test_a_disconnect_cancels_waiting_requests_and_is_reported_once():
         await asyncio.gather(leaving, return_exceptions=True)
         engine.pools["a"].release()
         await running
-        turns, requests = told(engine)
+        turns, requests = flushed_rows(engine)
     assert [turn["outcome"] for turn in turns] == [Outcome.CANCELED, Outcome.OK]
     outcomes = {request["data_id"]: request["outcome"] for request in requests}
     assert outcomes == {0: Outcome.OK, 1: Outcome.CANCELED}
@@ -173,7 +173,7 @@ async def test_a_lost_job_is_the_others_fault_and_its_attempts_count_once():
             await settle()
             engine.pools["a"]._feed()
         await task
-        turns, requests = told(engine)
+        turns, requests = flushed_rows(engine)
     assert [turn["outcome"] for turn in turns] == [Outcome.OTHER]
     assert [request["outcome"] for request in requests] == [Outcome.BACKEND]
 
@@ -186,7 +186,7 @@ async def test_a_restarted_request_counts_once_with_the_cost_of_its_last_start()
         await asyncio.sleep(0.15)
         engine.pools["a"].release()
         await task
-        _, requests = told(engine)
+        _, requests = flushed_rows(engine)
     assert len(requests) == 1
 
 
@@ -210,7 +210,7 @@ async def test_a_request_that_expires_while_it_is_packed_has_its_outcome(config,
         if not answer.done():
             engine.executor.answer_all_closed()
         assert (await answer).err_no
-        _, (request,) = told(engine)
+        _, (request,) = flushed_rows(engine)
     assert request["outcome"] == outcome
 
 
@@ -225,7 +225,7 @@ async def test_requests_refused_at_admission_have_no_rows():
         assert engine.executor.state().rejected == 1
         engine.pools["a"].release()
         await first
-        turns, requests = told(engine)
+        turns, requests = flushed_rows(engine)
     assert len(turns) == len(requests) == 1
 
 
@@ -239,7 +239,7 @@ async def test_one_op_alone_works_on_a_request_that_is_for_it():
         op = last.get_input_ops()[0]
         route = RequestTarget(op=op, payload={"a": {"path": "x"}}, wants_response=False, rows=4)
         answer = await engine.executor.handle(None, None, route)
-        turns, (request,) = told(engine)
+        turns, (request,) = flushed_rows(engine)
     assert isinstance(answer, ChannelData)
     assert answer.payload == {"path": "x>b"}
     assert [(turn["op"], turn["rows"]) for turn in turns] == [(1, 4)]
@@ -278,7 +278,7 @@ async def test_a_feed_goes_to_process_and_shares_batches_with_whole_requests():
         fed, whole = await asyncio.gather(
             engine.executor.handle(None, None, route), engine.ask(rows="2")
         )
-        turns, _ = told(engine)
+        turns, _ = flushed_rows(engine)
     np.testing.assert_array_equal(fed.payload["y"], np.full((2, 2), 14.0))
     assert answers(whole)["path"] == "2"
     assert len({turn["batch"] for turn in turns}) == 1
@@ -383,7 +383,7 @@ async def test_an_unreadable_request_is_its_callers_fault_unless_a_user_parses_i
         assert (
             await engine.executor.handle(broken, target=RequestTarget(is_large=True))
         ).err_no == 8000
-        _, requests = told(engine)
+        _, requests = flushed_rows(engine)
     assert [request["outcome"] for request in requests] == [outcome, outcome]
 
 
@@ -396,5 +396,5 @@ async def test_a_product_code_of_a_response_op_is_not_a_failure_of_the_service()
     last = Tag("a", [RequestOp()])
     async with Engine(last, response_op=Refuses(input_ops=[last])) as engine:
         assert (await engine.ask()).err_no == 51
-        _, (request,) = told(engine)
+        _, (request,) = flushed_rows(engine)
     assert request["outcome"] == Outcome.PRODUCT

@@ -181,14 +181,14 @@ def order_of(config, deadlines, pauses):
 
     async def main():
         async with Engine(chain("a"), config, {"a": None}) as engine:
-            asked = []
+            requests = []
             for deadline_s, pause_s in zip(deadlines, pauses, strict=True):
-                asked.append(engine.ask(deadline_s, path=str(len(asked))))
+                requests.append(engine.ask(deadline_s, path=str(len(requests))))
                 await asyncio.sleep(pause_s)
-            for _ in asked:
+            for _ in requests:
                 engine.pools["a"].release()
                 await settle()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*requests)
             return [data_id for (data_id,) in engine.pools["a"].batches]
 
     return run_virtual(main())

@@ -120,12 +120,12 @@ class Lossy(Engine):
         """Requests that become one batch, behind one that is let through first."""
         first = self.ask(path="first")
         await settle()
-        asked = [self.ask(path=name, **more) for name in names]
+        tasks = [self.ask(path=name, **more) for name in names]
         await settle()
         self.pool.release()
         await first
         await settle()
-        return asked
+        return tasks
 
 
 @virtual

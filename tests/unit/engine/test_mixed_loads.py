@@ -53,8 +53,8 @@ async def test_a_request_that_bypasses_a_slow_op_is_not_refused_for_it(times, qu
     async with Engine(last, config, service_s) as engine:
         quick, slow = Load(engine, path="quick"), Load(engine)
         began = asyncio.get_running_loop().time()
-        found, _ = await offer([(quick, quick_per_s), (slow, times * CAPACITY)])
-        assert found == {ANSWERED: SECONDS * quick_per_s}
+        result, _ = await offer([(quick, quick_per_s), (slow, times * CAPACITY)])
+        assert result == {ANSWERED: SECONDS * quick_per_s}
         assert max(took for _, _, took in quick.endings) < 0.1
         check_share(slow, began, CAPACITY)
 
@@ -81,8 +81,8 @@ async def test_cache_hits_are_not_refused_for_misses(times, of_graph):
         first, hits, misses = Load(engine), Load(engine), Load(engine, path="missed %")
         await first.offer(0.1, 10.0, None)
         began = asyncio.get_running_loop().time()
-        found, _ = await offer([(hits, 300), (misses, times * CAPACITY)])
-        assert found == {ANSWERED: SECONDS * 300}
+        result, _ = await offer([(hits, 300), (misses, times * CAPACITY)])
+        assert result == {ANSWERED: SECONDS * 300}
         check_share(misses, began, CAPACITY)
 
 
@@ -99,8 +99,8 @@ async def test_the_first_level_is_not_refused_for_lower_levels(times):
     async with Engine(Tag("slow", [RequestOp()]), config, {"slow": 0.04}) as engine:
         first, last = Load(engine, priority=1), Load(engine, priority=2)
         began = asyncio.get_running_loop().time()
-        found, _ = await offer([(first, 0.5 * CAPACITY), (last, times * CAPACITY)])
-        assert found == {ANSWERED: SECONDS * 0.5 * CAPACITY}
+        result, _ = await offer([(first, 0.5 * CAPACITY), (last, times * CAPACITY)])
+        assert result == {ANSWERED: SECONDS * 0.5 * CAPACITY}
         check_share(last, began, 0.5 * CAPACITY)
 
 
@@ -111,9 +111,9 @@ async def test_a_level_that_asks_for_too_much_has_all_that_there_is(times):
     async with Engine(Tag("slow", [RequestOp()]), config, {"slow": 0.04}) as engine:
         first, last = Load(engine, priority=1), Load(engine, priority=2)
         began = asyncio.get_running_loop().time()
-        _, found = await offer([(first, times * CAPACITY), (last, times * CAPACITY)])
+        _, result = await offer([(first, times * CAPACITY), (last, times * CAPACITY)])
         check_share(first, began, CAPACITY)
-        assert found[REFUSED] > 0.5 * found.total(), "requests that cannot be served are refused"
+        assert result[REFUSED] > 0.5 * result.total(), "requests that cannot be served are refused"
 
 
 @pytest.mark.parametrize(("worker_num", "waits"), [(None, False), (256, True)])
@@ -141,11 +141,11 @@ async def test_a_request_that_waits_at_an_op_occupies_a_place_only_with_worker_n
 async def test_requests_that_wait_at_ops_are_bounded_by_the_queue_size():
     config = {"queue_size": 10, "op": {"slow": {"concurrency": 1}}}
     async with Engine(Tag("slow", [RequestOp()]), config, {"slow": None}) as engine:
-        asked = [engine.ask(path="x") for _ in range(300)]
+        tasks = [engine.ask(path="x") for _ in range(300)]
         await settle()
-        refused = [task for task in asked if task.done()]
+        refused = [task for task in tasks if task.done()]
         assert len(refused) == 300 - 256 - 2 * 10
         assert all(isinstance(task.exception(), OverloadedError) for task in refused)
         engine.pools["slow"].service_s = 0.0
         engine.pools["slow"].release()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

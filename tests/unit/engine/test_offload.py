@@ -59,14 +59,14 @@ async def test_objects_of_the_work_are_released_with_its_error(offload):
     gc.disable()
     try:
         body = Body()
-        kept, asked = weakref.ref(body), functools.partial(work, body)
+        reference, partial = weakref.ref(body), functools.partial(work, body)
         del body
         try:
-            await offload.run(asked)
+            await offload.run(partial)
         except ZeroDivisionError:
-            del asked
+            del partial
         await offload.run(lambda: None)  # the thread has dropped the work before this one
-        assert kept() is None
+        assert reference() is None
     finally:
         gc.enable()
 

@@ -30,9 +30,9 @@ def test_each_request_gets_its_own_changes_back():
     before = {"a": 1, "kept": 2}
     states = {0: {"a": 1, "kept": 2}, 1: {"a": 5, "kept": 2}, 2: {"kept": 2}}
     keep_changes(before, states, dict(states[2]))
-    found = []
+    collected = []
     for kept in states.values():
         state = {"a": 9, "kept": 2}
         restore(state, kept)
-        found.append(state)
-    assert found == [{"a": 1, "kept": 2}, {"a": 5, "kept": 2}, {"kept": 2}]
+        collected.append(state)
+    assert collected == [{"a": 1, "kept": 2}, {"a": 5, "kept": 2}, {"kept": 2}]

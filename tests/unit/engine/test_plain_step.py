@@ -62,7 +62,7 @@ def outcomes_of(bound: BoundOp, count: int) -> list[Any]:
     return batch.outcomes
 
 
-def told(outcome: Any) -> Any:
+def comparable(outcome: Any) -> Any:
     if isinstance(outcome, PipelineError):
         return type(outcome), outcome.code, str(outcome)
     return outcome
@@ -82,4 +82,4 @@ def test_a_single_request_and_each_of_two_get_the_same_outcome(prepared, answere
     assert bound.is_plain
     (alone,) = outcomes_of(bound, 1)
     first, second = outcomes_of(bound, 2)
-    assert told(alone) == told(first) == told(second)
+    assert comparable(alone) == comparable(first) == comparable(second)

@@ -86,7 +86,7 @@ def test_single_and_mini_batch_requests_also_receive_shapes():
 def test_a_call_that_is_split_gets_its_batch_inputs_again():
     (call,) = rules().plan({0: feed(1, 2), 1: feed(3)})
     apart = call.alone({}, attempts=1)
-    assert [(each.feed["ends"].tolist(), each.attempts) for each in apart] == [([2], 1), ([1], 1)]
+    assert [(item.feed["ends"].tolist(), item.attempts) for item in apart] == [([2], 1), ([1], 1)]
 
 
 def test_a_request_without_a_ragged_input_fails_alone():
@@ -141,10 +141,10 @@ class Twice(Op):
 async def ask_all(engine, op, values, is_feed, sequences=()):
     futures = []
     for place, each in enumerate(values):
-        told = {"sequence_id": sequences[place], "sequence_start": True} if sequences else {}
+        reported = {"sequence_id": sequences[place], "sequence_start": True} if sequences else {}
         payload = feed(*each) if is_feed else {"@DAGExecutor": feed(*each)}
         target = RequestTarget(
-            op, payload, raw_inputs=is_feed, wants_response=False, info=RequestInfo(**told)
+            op, payload, raw_inputs=is_feed, wants_response=False, info=RequestInfo(**reported)
         )
         futures.append(ask(engine.executor.begin, None, target=target))
     await settle()
@@ -166,8 +166,8 @@ async def test_an_op_gets_ragged_batches_from_each_scheduler(batching, is_feed):
             engine.pools["a"].release()
             await settle()
         responses = await asyncio.gather(*futures)
-        told = [each.payload["twice"].tolist() for each in responses]
-        assert told == [[[2]], [[4, 6]], [[8, 10, 12]]]
+        reported = [response.payload["twice"].tolist() for response in responses]
+        assert reported == [[[2]], [[4, 6]], [[8, 10, 12]]]
         assert max(map(len, op.calls)) > 1, "some shared a call"
 
 

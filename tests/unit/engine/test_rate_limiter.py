@@ -193,8 +193,10 @@ async def test_ops_that_need_the_same_do_not_work_at_the_same_time():
         open_limits(limiter, there.nodes.values(), asyncio.get_running_loop())
         started = [there.ask(path=str(n)) for n in range(3)]
         await settle()
-        said = [answers(await each) for each in started]
-        assert [each["path"] for each in said] == [f"({n}>left|{n}>right)>join" for n in range(3)]
+        responses = [answers(await item) for item in started]
+        assert [response["path"] for response in responses] == [
+            f"({n}>left|{n}>right)>join" for n in range(3)
+        ]
         assert there.executor._loop.time() == 1006.0, "each of six took its second alone"
 
 
@@ -218,8 +220,8 @@ async def test_a_model_with_more_work_queues_behind_the_waiting_ones():
     config = {"op": {"often": {"rate_limiter": NEED}, "seldom": {"rate_limiter": seldom_needs}}}
     async with Engine(Tag("join", [often, seldom]), config, {"often": 1.0, "seldom": 1.0}) as there:
         open_limits(RateLimiter(), there.nodes.values(), asyncio.get_running_loop())
-        said = [there.ask(path=str(n)) for n in range(12)]
+        tasks = [there.ask(path=str(n)) for n in range(12)]
         await asyncio.sleep(9.5)
         taken = {op.name: node.links.answered for op, node in there.nodes.items()}
         assert (taken["often"], taken["seldom"]) == (6, 3)
-        await asyncio.gather(*said)
+        await asyncio.gather(*tasks)

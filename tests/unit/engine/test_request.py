@@ -23,7 +23,7 @@ LEGAL = {
 ALL = [(before, after) for before in Phase for after in Phase]
 
 
-class Kept(UnarySink):
+class RecordingSink(UnarySink):
     """A sink that keeps the one answer."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Owner:
 
 
 def request_in(phase: Phase) -> RequestState:
-    return RequestState(None, Kept(), Owner(), 7, 0, phase=phase)
+    return RequestState(None, RecordingSink(), Owner(), 7, 0, phase=phase)
 
 
 def test_the_table_names_every_phase():
@@ -84,4 +84,4 @@ def test_a_request_is_cancelled_at_its_engine():
 
 def test_a_unary_sink_takes_no_part():
     with pytest.raises(TypeError, match="one answer"):
-        Kept().add(["the first of several"])
+        RecordingSink().add(["the first of several"])

@@ -44,7 +44,7 @@ class Derived(Passed):
     """One that has said nothing."""
 
 
-class Kept:
+class DictCache:
     """A cache."""
 
     is_shared = True
@@ -85,16 +85,16 @@ async def test_an_external_scheduler_has_ordering_cache_and_rate_limits():
         "response_cache": True,
         "rate_limiter": {"resources": [{"name": "r", "count": 1}]},
     }
-    cache = ModelCache(ServerCache("kept", Kept()), "svc", "1")
+    cache = ModelCache(ServerCache("kept", DictCache()), "svc", "1")
     async with Engine(chain("a"), {"op": {"a": config}}, {"a": None}, cache=cache) as engine:
         limiter = RateLimiter({(-1, "r"): 2})
         open_limits(limiter, engine.nodes.values(), asyncio.get_running_loop())
-        asked = [engine.ask(path=str(number)) for number in range(4)]
+        tasks = [engine.ask(path=str(number)) for number in range(4)]
         await settle()
         pool = engine.pools["a"]
         begun = [batch[0] for batch in pool.batches]
         assert len(begun) == 2, "there is enough for two of three workers"
-        newest, next_to_it = asked[3], asked[2]
+        newest, next_to_it = tasks[3], tasks[2]
         assert begun[0] > begun[1], "who came last goes first"
         finish(pool, begun[1])
         await settle()
@@ -104,7 +104,7 @@ async def test_an_external_scheduler_has_ordering_cache_and_rate_limits():
         assert answers(await next_to_it) == {"path": "2>a"}
         again = await engine.ask(path="3")
         assert answers(again) == {"path": "3>a"}, "it was kept"
-        while not all(task.done() for task in asked):
+        while not all(task.done() for task in tasks):
             await settle()
             pool.release()
         assert len(pool.batches) == 4

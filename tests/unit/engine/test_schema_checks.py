@@ -22,12 +22,12 @@ class Ask(pipeline.Schema):
     b: str = "b"
 
 
-class Said(pipeline.Schema):
+class Reply(pipeline.Schema):
     said: str
     more: str = "more"
 
 
-class Slow(Said):
+class Slow(Reply):
     """A valid request whose check may take long."""
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class Slow(Said):
             raise RuntimeError("no luck")
 
 
-class Says(Op):
+class RecordsInputs(Op):
     """Answers with what it saw."""
 
     def __init__(self, read: RequestOp | None = None) -> None:
@@ -72,8 +72,8 @@ def count_calls(holder, name):
 
 @virtual
 async def test_text_is_converted_and_answers_are_completed_by_schemas():
-    op = Says()
-    async with Engine(op, response_op=ResponseOp(op, schema=Said)) as engine:
+    op = RecordsInputs()
+    async with Engine(op, response_op=ResponseOp(op, schema=Reply)) as engine:
         assert answers(await engine.ask(a="3")) == {"said": "fine", "more": "more"}
         assert op.seen == [{"a": 3, "b": "b"}]
         refused = await engine.ask(a="x")
@@ -87,7 +87,7 @@ async def test_text_is_converted_and_answers_are_completed_by_schemas():
 
 @virtual
 async def test_data_that_a_frontend_unpacked_is_checked_without_conversion():
-    op = Says()
+    op = RecordsInputs()
     async with Engine(op) as engine:
 
         async def ask(op=None, is_text=False, **payload):
@@ -110,7 +110,7 @@ async def test_large_data_is_checked_in_a_thread():
         a: int
         many: list[int]
 
-    op = Says(RequestOp(schema=Many))
+    op = RecordsInputs(RequestOp(schema=Many))
     async with Engine(op) as engine:
         jobs = engine.pools["RequestOp"].begun_at
         for payload, is_large in (
@@ -129,7 +129,7 @@ async def test_large_data_is_checked_in_a_thread():
 
 @virtual
 async def test_a_schema_with_custom_code_is_checked_in_threads():
-    op = Says()
+    op = RecordsInputs()
     async with Engine(op, response_op=ResponseOp(op, schema=Slow)) as engine:
         assert answers(await engine.ask(a="3")) == {"said": "fine", "more": "more"}
         assert len(engine.pools["ResponseOp"].begun_at) == 1
@@ -140,7 +140,7 @@ async def test_a_schema_with_custom_code_is_checked_in_threads():
 
 @virtual
 async def test_the_result_of_a_custom_unpack_is_checked():
-    op = Says(Adds(schema=Ask))
+    op = RecordsInputs(Adds(schema=Ask))
     async with Engine(op) as engine:
         assert answers(await engine.ask(a="3")) == {"said": "fine"}
         assert op.seen == [{"a": 3, "b": "own"}]
@@ -150,8 +150,8 @@ async def test_the_result_of_a_custom_unpack_is_checked():
 @pytest.mark.parametrize("has_schema", [False, True])
 @virtual
 async def test_without_a_schema_no_check_is_installed(has_schema):
-    op = Says(RequestOp(schema=Ask) if has_schema else RequestOp())
-    response_op = ResponseOp(op, schema=Said) if has_schema else ResponseOp(op)
+    op = RecordsInputs(RequestOp(schema=Ask) if has_schema else RequestOp())
+    response_op = ResponseOp(op, schema=Reply) if has_schema else ResponseOp(op)
     async with Engine(op, response_op=response_op) as engine:
         inner = engine.executor
         is_plain = (
@@ -174,7 +174,7 @@ def called(self, feed_batch, typical_logid):
 
 @virtual
 async def test_a_repeated_request_starts_with_the_converted_payload():
-    class Pops(Says):
+    class Pops(RecordsInputs):
         def preprocess(self, input_dicts):
             seen = dict(super().preprocess(input_dicts))
             op.seen[-1] = dict(op.seen[-1])
@@ -185,7 +185,7 @@ async def test_a_repeated_request_starts_with_the_converted_payload():
 
     op = Pops()
     config = {"dag": {"retry": 3}, "op": {"says": {"timeout": 200}}}
-    engine = Engine(op, config, {"says": None}, ResponseOp(op, schema=Said))
+    engine = Engine(op, config, {"says": None}, ResponseOp(op, schema=Reply))
     async with engine:
         checks = count_calls(engine.executor._unpacker, "_check_text")
         answer = engine.ask(a="3")

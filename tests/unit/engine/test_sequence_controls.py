@@ -83,20 +83,20 @@ FEED = {
 
 
 def test_rows_between_are_empty():
-    found = spread(FEED, [1, 3])
-    assert found["x"].tolist() == [[0, 0], [1, 2], [0, 0], [3, 4]]
-    assert found["x"].dtype == np.int32
-    assert found["text"].tolist() == [[b""], [b"a"], [b""], [b"b"]]
-    assert found["names"] == ["", "a", "", "b"]
-    assert found["scale"] == 2.0
+    result = spread(FEED, [1, 3])
+    assert result["x"].tolist() == [[0, 0], [1, 2], [0, 0], [3, 4]]
+    assert result["x"].dtype == np.int32
+    assert result["text"].tolist() == [[b""], [b"a"], [b""], [b"b"]]
+    assert result["names"] == ["", "a", "", "b"]
+    assert result["scale"] == 2.0
 
 
 def test_filler_rows_are_removed():
-    found = gathered(spread(FEED, [1, 3]) | {"other": np.arange(3)}, [1, 3])
-    assert found["x"].tolist() == FEED["x"].tolist()
-    assert found["text"].tolist() == FEED["text"].tolist()
-    assert found["names"] == FEED["names"]
-    assert found["other"].tolist() == [0, 1, 2]
+    result = gathered(spread(FEED, [1, 3]) | {"other": np.arange(3)}, [1, 3])
+    assert result["x"].tolist() == FEED["x"].tolist()
+    assert result["text"].tolist() == FEED["text"].tolist()
+    assert result["names"] == FEED["names"]
+    assert result["other"].tolist() == [0, 1, 2]
 
 
 def test_without_filler_rows_no_array_is_copied():

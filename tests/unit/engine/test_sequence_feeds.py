@@ -63,8 +63,8 @@ def test_requests_of_another_shape_go_by_themselves():
     steps = [step(0), step(1), step(2)]
     calls = made.plan({0: x(1), 1: x(2, 2), 2: x(3)}, steps, 4)
     fed = [made.fed(call, steps).feed for call in calls]
-    assert [each["x"].tolist() for each in fed] == [[[1], [0], [3]], [[0, 0], [2, 2]]]
-    assert [each["READY"].ravel().tolist() for each in fed] == [[1, -5, 1], [-5, 1]]
+    assert [item["x"].tolist() for item in fed] == [[[1], [0], [3]], [[0, 0], [2, 2]]]
+    assert [item["READY"].ravel().tolist() for item in fed] == [[1, -5, 1], [-5, 1]]
 
 
 def test_a_request_of_several_rows_has_no_place_among_fillers():

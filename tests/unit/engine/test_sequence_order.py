@@ -29,7 +29,7 @@ class Passes(Op):
         return next(iter(input_dicts.values()))
 
 
-class Keeps(Op):
+class RecordsSequence(Op):
     """Answers with everything that its sequence has sent so far."""
 
     def init_op(self):
@@ -45,15 +45,15 @@ class Keeps(Op):
         return {"x": next(iter(input_dicts.values()))["x"]}
 
     def postprocess(self, input_dicts, fetch_data):
-        seen = {key: value for each in input_dicts.values() for key, value in each.items()}
+        seen = {key: value for item in input_dicts.values() for key, value in item.items()}
         return {**seen, **fetch_data}
 
 
 def keeps(*reads, name="keeps"):
-    return Keeps(name, list(reads), sequence="oldest")
+    return RecordsSequence(name, list(reads), sequence="oldest")
 
 
-def told(words, value, op=None):
+def target_of(words, value, op=None):
     name, *flags = words.split()
     info = RequestInfo(
         sequence_id=int(name), sequence_start="start" in flags, sequence_end="end" in flags
@@ -64,7 +64,7 @@ def told(words, value, op=None):
 
 def ask(engine, words, value, timeout_s=None, op=None):
     """A request on its way, begun at once; its result is the ChannelData."""
-    return asked_at_once(engine.executor.begin, Request(), timeout_s, told(words, value, op))
+    return asked_at_once(engine.executor.begin, Request(), timeout_s, target_of(words, value, op))
 
 
 async def result(asked, name="keeps"):
@@ -78,7 +78,7 @@ async def pool(engine, name, *data_ids):
     for data_id in data_ids:
         await settle()
         (worker,) = (
-            each for each in engine.pools[name].busy() if each.job.items[0].data_id == data_id
+            item for item in engine.pools[name].busy() if item.job.items[0].data_id == data_id
         )
         engine.pools[name]._finish(worker)
     await settle()
@@ -93,9 +93,9 @@ def wide(count=4, **config):
 @virtual
 async def test_a_request_that_overtook_waits_for_its_turn():
     async with wide() as engine:
-        asked = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "7", "7 end"])]
+        tasks = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "7", "7 end"])]
         await pool(engine, "pass", 2, 3, 1, 0)
-        assert [await result(each) for each in asked] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+        assert [await result(task) for task in tasks] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
 
 
 @virtual
@@ -111,9 +111,9 @@ async def test_another_sequence_does_not_wait_for_it():
 @virtual
 async def test_a_request_that_fails_early_lets_the_others_pass():
     async with wide() as engine:
-        asked = [ask(engine, words, x) for words, x in [("7 start", 0), ("7", -1), ("7 end", 2)]]
+        tasks = [ask(engine, words, x) for words, x in [("7 start", 0), ("7", -1), ("7 end", 2)]]
         await pool(engine, "pass", 2, 0, 1)
-        first, failed, last = [await result(each) for each in asked]
+        first, failed, last = [await result(task) for task in tasks]
     assert (first, last) == ([0], [0, 2])
     assert "pass refuses" in failed
 
@@ -146,13 +146,13 @@ async def test_a_request_cancelled_early_ends_the_sequence_in_its_turn(how):
 @virtual
 async def test_a_step_that_a_worker_before_lost_ends_the_sequence():
     async with wide() as engine:
-        asked = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "7", "8 start"])]
+        tasks = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "7", "8 start"])]
         await settle()
         lost = list(engine.pools["pass"].busy())[1]
         engine.pools["pass"].replace(lost, None)
         engine.pools["pass"].owner.lost(lost.job, WorkerDiedError("gone"))
         await pool(engine, "pass", 3, 2, 0)
-        first, gone, last, other = [await result(each) for each in asked]
+        first, gone, last, other = [await result(task) for task in tasks]
     assert (first, other) == ([0], [3])
     assert "gone" in gone
     assert "was lost on its way, which ended the sequence" in last
@@ -163,7 +163,7 @@ async def test_a_held_request_that_is_cancelled_ends_the_sequence_once():
     async with wide() as engine:
         first, gone, last = (ask(engine, words, 1) for words in ("7 start", "7", "7 end"))
         await pool(engine, "pass", 1, 2)
-        (node,) = (each for each in engine.nodes.values() if each.name == "keeps")
+        (node,) = (item for item in engine.nodes.values() if item.name == "keeps")
         assert node.state().queued == 2
         gone.cancel()
         await settle()
@@ -180,11 +180,11 @@ async def test_a_held_request_that_is_cancelled_ends_the_sequence_once():
 @virtual
 async def test_a_start_that_fails_early_ends_the_old_sequence_of_its_id():
     async with wide() as engine:
-        asked = [ask(engine, *each) for each in (("7 start", 0), ("7 start", -1), ("7", 2))]
+        tasks = [ask(engine, *item) for item in (("7 start", 0), ("7 start", -1), ("7", 2))]
         await pool(engine, "pass", 2, 1, 0)
-        assert await result(asked[0]) == [0]
-        assert "pass refuses" in await result(asked[1])
-        assert NO_START in await result(asked[2]), "it does not continue the old one"
+        assert await result(tasks[0]) == [0]
+        assert "pass refuses" in await result(tasks[1])
+        assert NO_START in await result(tasks[2]), "it does not continue the old one"
 
 
 class Parts(Op):
@@ -206,29 +206,29 @@ async def test_a_request_with_another_path_is_not_waited_for():
     async with engine:
         begun = [ask(engine, "7 start", 9, op=op) for op in (*both, last)]
         await asyncio.gather(*begun)
-        asked = [ask(engine, "7", x) for x in (1, 2, 0, 3, 4)]
+        tasks = [ask(engine, "7", x) for x in (1, 2, 0, 3, 4)]
         await pool(engine, "parts", 7, 6, 3, 5, 4)
-        odd, even, none, more, most = [(await each).payload for each in asked]
-        second = [ask(engine, *each) for each in (("7 start", 1), ("7", 3), ("7", 2))]
+        odd, even, none, more, most = [(await task).payload for task in tasks]
+        second = [ask(engine, *item) for item in (("7 start", 1), ("7", 3), ("7", 2))]
         await pool(engine, "parts", 8, 10, 9)
         assert await result(second[1], "odd") == [1, 3]
         assert "Op 'even' knows no sequence" in await result(second[2]), "it is another sequence"
     assert none["odd"] == "none"
     assert [more["odd"], most["even"]] == [[9, 1, 3], [9, 2, 4]]
-    kept = [each["keeps"] for each in (odd, even, more, most)]
+    kept = [item["keeps"] for item in (odd, even, more, most)]
     assert kept == [[9, 1], [9, 1, 2], [9, 1, 2, 3], [9, 1, 2, 3, 4]]
 
 
 @virtual
 async def test_a_sequence_with_a_request_under_way_is_not_idle():
     async with wide() as engine:
-        asked = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "8 start"])]
+        tasks = [ask(engine, words, x) for x, words in enumerate(["7 start", "7", "8 start"])]
         await pool(engine, "pass", 0)
         await asyncio.sleep(60.0)
         await pool(engine, "pass", 1, 2)
-        assert [await result(each) for each in asked] == [[0], [0, 1], [2]]
+        assert [await result(task) for task in tasks] == [[0], [0, 1], [2]]
         await asyncio.sleep(60.0)
-        (node,) = (each for each in engine.nodes.values() if each.name == "keeps")
+        (node,) = (item for item in engine.nodes.values() if item.name == "keeps")
         assert node.state().sequences.reaped == 2
 
 
@@ -239,12 +239,12 @@ async def test_a_sequence_with_a_request_under_way_is_not_idle():
 async def test_requests_that_wait_for_admission_do_not_overtake_when_late():
     async with wide(worker_num=2) as engine:
         words = ["7 start", "7", "7", "7", "7 end"]
-        asked = [ask(engine, each, x, 10.0) for x, each in enumerate(words)]
+        tasks = [ask(engine, each, x, 10.0) for x, each in enumerate(words)]
         await settle()
         await asyncio.sleep(6.0)
         engine.pools["pass"].service_s = 0.0
         engine.pools["pass"].release(2)
-        assert [await result(each) for each in asked] == [
+        assert [await result(task) for task in tasks] == [
             list(range(count)) for count in range(1, 6)
         ]
 
@@ -273,25 +273,25 @@ async def test_random_requests_of_sequences_are_answered_correctly(seed, most, c
     ops |= {name: {"concurrency": 2} for name in ("keeps", "after")}
     config = {"op": ops, "worker_num": most, "dag": {"channel_size": channel_size}}
     engine = Engine(last, config)
-    asked = {}
+    request = {}
     async with engine:
         for pool_ in engine.pools.values():
             _at_random(pool_, dice)
         for _ in range(400):
             id = dice.randrange(6)
             words = f"{id + 1}{' start' * (dice.random() < 0.2)}{' end' * (dice.random() < 0.1)}"
-            x = -1 if dice.random() < 0.1 else len(asked)
+            x = -1 if dice.random() < 0.1 else len(request)
             timeout_s = dice.choice([None, 0.05, 5.0])
             with contextlib.suppress(OverloadedError):
-                asked[len(asked)] = words, x, ask(engine, words, x, timeout_s)
+                request[len(request)] = words, x, ask(engine, words, x, timeout_s)
             if dice.random() < 0.05:
-                asked[dice.randrange(len(asked))][2].cancel()
+                request[dice.randrange(len(request))][2].cancel()
             if dice.random() < 0.3:
                 await asyncio.sleep(dice.random() * 0.02)
         answers = await asyncio.gather(
-            *(each[2] for each in asked.values()), return_exceptions=True
+            *(item[2] for item in request.values()), return_exceptions=True
         )
-        right = _checked(list(asked.values()), answers)
+        right = _checked(list(request.values()), answers)
         assert right > 20
         for node in engine.nodes.values():
             state = node.state()
@@ -346,8 +346,8 @@ async def test_requests_that_wait_for_a_slot_do_not_block_sequences_with_one(con
             await settle()
         assert await result(ask(engine, "1", 2)) == [1, 2]
         assert await result(ask(engine, "1 end", 3)) == [1, 2, 3]
-        kept = [await result(each) for each in waiting]
-        assert kept == [each for id in range(2, 302) for each in ([id], [id, 0])]
+        kept = [await result(item) for item in waiting]
+        assert kept == [item for id in range(2, 302) for item in ([id], [id, 0])]
 
 
 @virtual

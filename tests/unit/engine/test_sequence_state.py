@@ -15,8 +15,8 @@ from pipeline.errors import InitError, PayloadTypeError
 
 
 def states_of(**keys: Any) -> SlotStates:
-    said: dict[str, Any] = {"data_type": "FP32", "dims": (2,), **keys}
-    return SlotStates("op", specs_of([StateConfig(input_name="s", output_name="t", **said)], []))
+    fields: dict[str, Any] = {"data_type": "FP32", "dims": (2,), **keys}
+    return SlotStates("op", specs_of([StateConfig(input_name="s", output_name="t", **fields)], []))
 
 
 def begin(states: SlotStates, *slots: int, start: bool = True) -> None:

@@ -30,8 +30,8 @@ def quiet() -> Iterator[None]:
 def test_cases_on_a_virtual_clock_end_as_they_may():
     print(f"python -m fuzz.sequences --seed {_SEED} --cases {_CASES}")
     runs = {seed: sequences.run(made_case(seed)) for seed in range(_SEED, _SEED + _CASES)}
-    found = {seed: findings for seed, findings in runs.items() if findings}
-    assert not found, "python -m fuzz.sequences --seed SEED --cases 1 shows each again"
+    results = {seed: findings for seed, findings in runs.items() if findings}
+    assert not results, "python -m fuzz.sequences --seed SEED --cases 1 shows each again"
 
 
 def test_any_number_of_refused_requests_get_their_reason():
@@ -44,8 +44,8 @@ def test_any_number_of_refused_requests_get_their_reason():
 def test_after_an_end_on_another_path_a_start_is_missing():
     keeps = Node("keeps", ("fork",), "oldest", slots=1)
     nodes = (Node("fork", (READ,)), keeps, Node("last", ("fork", "keeps")))
-    ways = {"fork": ("last",)}
-    steps = (Step(1, 7, start=True), Step(2, 7, end=True, ways=ways), Step(3, 7))
+    paths = {"fork": ("last",)}
+    steps = (Step(1, 7, start=True), Step(2, 7, end=True, ways=paths), Step(3, 7))
     assert sequences.run(Case(nodes, steps)) == []
 
 
@@ -64,14 +64,14 @@ def never(*args: object) -> None:
     """In the place of a method that does something."""
 
 
-def as_it_comes(self, item, now):
+def without_reordering(self, item, now):
     return self._add_to_book(item, now)
 
 
 @pytest.mark.parametrize(
     ("of", "method", "other"),
     [
-        (ReorderBuffer, "add", as_it_comes),
+        (ReorderBuffer, "add", without_reordering),
         (ReorderBuffer, "note_missing", never),
         (SequenceBook, "_assign_slots", never),
         (SequenceBook, "miss", never),

@@ -81,17 +81,17 @@ class Feeds(Tag):
 
 def settings(rng):
     """Of one Op."""
-    found = {"concurrency": rng.choice([1, 2]), **rng.choice(BATCHING)}
-    found["response_cache"] = rng.random() < 0.6
+    result = {"concurrency": rng.choice([1, 2]), **rng.choice(BATCHING)}
+    result["response_cache"] = rng.random() < 0.6
     if rng.random() < 0.5:
         need = {"name": "r", "count": rng.choice([1, 2])}
-        found["rate_limiter"] = {"resources": [need], "priority": rng.choice([1, 2])}
+        result["rate_limiter"] = {"resources": [need], "priority": rng.choice([1, 2])}
     if rng.random() < 0.5:
-        found |= {"timeout": 1500, "retry": rng.choice([1, 2])}
-    return found
+        result |= {"timeout": 1500, "retry": rng.choice([1, 2])}
+    return result
 
 
-async def asked(engine, timeout_s, path):
+async def ask(engine, timeout_s, path):
     with contextlib.suppress(OverloadedError):
         await engine.ask(timeout_s, path=path)
 
@@ -113,7 +113,7 @@ async def storm(rng):
         for _ in range(REQUESTS):
             timeout_s = rng.choice([None, 1.0, 3.0, 30.0])
             path = str(rng.randrange(5))
-            asks.append(asyncio.ensure_future(asked(there, timeout_s, path)))
+            asks.append(asyncio.ensure_future(ask(there, timeout_s, path)))
             if rng.random() < 0.5:
                 await asyncio.sleep(rng.random())
             if rng.random() < 0.2:

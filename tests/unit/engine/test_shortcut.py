@@ -85,7 +85,7 @@ def test_single_requests_start_at_once_and_simultaneous_ones_share_a_batch():
                 await settle()
                 await finish(pool, 1)
             assert pool.given[4:] == [[Item], [Item]]
-            assert {answers(each)["path"] for each in await asyncio.gather(*asked)} == {"a"}
+            assert {answers(item)["path"] for item in await asyncio.gather(*asked)} == {"a"}
             engine.journal.flush()
             assert sorted(span["data_id"] for span in engine.spans) == [*range(len(asked))]
 
@@ -93,10 +93,10 @@ def test_single_requests_start_at_once_and_simultaneous_ones_share_a_batch():
 
 
 def test_workers_of_a_plug_in_that_take_items_run_process_too(monkeypatch):
-    class Given(LendingWorkers):
+    class WorkersWithoutLender(LendingWorkers):
         lender = property(lambda self: None, lambda self, value: None)
 
-    monkeypatch.setattr(doubles, "ScriptedWorkers", Given)
+    monkeypatch.setattr(doubles, "ScriptedWorkers", WorkersWithoutLender)
 
     async def main():
         async with Engine(Multiplies("a", [Reads()])) as engine:
@@ -154,10 +154,10 @@ def test_a_slow_op_has_its_scheduler_choose():
             node = engine.nodes[last]
             await engine.ask()
             node.load.service_s = 0.1  # a scripted run takes no time by its own clock
-            asked = [engine.ask() for _ in range(4)]
+            tasks = [engine.ask() for _ in range(4)]
             await settle()
             assert len(node.scheduler) == 3
-            await asyncio.gather(*asked)
+            await asyncio.gather(*tasks)
             assert node.shortcut.taken == 1
 
     run_virtual(main())

@@ -97,12 +97,12 @@ def strands() -> Iterator[Strands]:
 
 def test_cases_on_a_virtual_clock_end_as_the_model_predicts(strands):
     print(f"python -m fuzz --seed {_SEED} --cases {_CASES}")
-    found = {}
+    results = {}
     for seed in range(_SEED, _SEED + _CASES):
         findings = virtual.run(generator.generate(seed, FEATURES), strands)
         if findings:
-            found[seed] = findings
-    assert not found, "python -m fuzz --seed SEED --cases 1 shows each again"
+            results[seed] = findings
+    assert not results, "python -m fuzz --seed SEED --cases 1 shows each again"
 
 
 @pytest.mark.parametrize("seed", [914209])  # one branch was refused, and the other one failed
@@ -152,7 +152,7 @@ def outcomes(ops, requests=(), **request):
 
 
 def codes(found):
-    return sorted(getattr(each, "code", 0) for each in found)
+    return sorted(getattr(item, "code", 0) for item in found)
 
 
 def test_the_model_follows_the_targets_of_a_request():

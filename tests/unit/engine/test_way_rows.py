@@ -19,7 +19,7 @@ from pipeline.engine.journal.journal import (
 from pipeline.engine.journal.spans import TripRows
 
 
-class Kept:
+class RecordingSink:
     """A sink that keeps the rows."""
 
     def __init__(self):
@@ -49,7 +49,7 @@ STAGES = {"input_ns": 4, "infer_ns": 1, "output_ns": 4}
 
 
 def test_each_span_is_ready_at_the_end_of_the_last_step_that_it_reads():
-    sink = Kept()
+    sink = RecordingSink()
     rows, recorders, journal = rows_of(sink)
     for data_id in (7, 8):
         request = SimpleNamespace(data_id=data_id, rows=2, input_ns=0, infer_ns=0, output_ns=0)
@@ -66,7 +66,7 @@ def test_each_span_is_ready_at_the_end_of_the_last_step_that_it_reads():
 
 
 def test_a_restart_of_a_finished_request_does_not_change_its_times():
-    sink = Kept()
+    sink = RecordingSink()
     rows, _, journal = rows_of(sink)
     rows.add_spans(SimpleNamespace(data_id=7, rows=2), (5, 10, 20, *MARKS), is_over=True)
     journal.flush()
@@ -74,16 +74,16 @@ def test_a_restart_of_a_finished_request_does_not_change_its_times():
 
 
 def test_a_combined_row_equals_separate_rows():
-    sink = Kept()
+    sink = RecordingSink()
     rows, _, journal = rows_of(sink)
     record = RequestRecord(8, PIPELINE, 2, Outcome.OK, 0, 1, 2, 3, 22, 23, *STAGES.values())
-    told = 8, 2, 1, 2, 3, 22, 23, 5, 10, 20, *MARKS
+    reported = 8, 2, 1, 2, 3, 22, 23, 5, 10, 20, *MARKS
     others = OpSpan(*range(12)), RequestRecord(*range(13))
-    rows.add(*told)
+    rows.add(*reported)
     journal.flush()
     journal.spans.append(pack_span(*others[0]))
     journal.requests.append(pack_request(*others[1]))
-    rows.add(*told)
+    rows.add(*reported)
     journal.flush()
     spans = [span._replace(batch=span.batch - 1) for span in SPANS]
     assert sink.spans == [*spans, others[0], *SPANS]
@@ -93,7 +93,7 @@ def test_a_combined_row_equals_separate_rows():
 
 
 def test_rows_are_flushed_when_they_represent_many_spans():
-    sink = Kept()
+    sink = RecordingSink()
     rows, _, _ = rows_of(sink)
     for data_id in range(MAX_ROWS // 4):
         assert sink.spans == []

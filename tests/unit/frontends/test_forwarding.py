@@ -31,19 +31,19 @@ HEADERS = [
                                             "connection"}),
     ],
 )  # fmt: skip
-def test_credentials_and_what_is_of_the_connection_need_their_names_in_the_pattern(pattern, names):
+def test_credentials_and_hop_by_hop_headers_need_their_name_in_the_pattern(pattern, names):
     assert HeaderForwarding(pattern).choose(HEADERS).keys() == names
 
 
-def test_metadata_of_grpc_is_text_or_bytes_and_the_last_of_a_name_counts():
+def test_metadata_of_grpc_is_text_or_bytes_and_the_last_value_counts():
     headers = [("x-a", "1"), ("x-b-bin", b"\xff"), ("x-a", "2")]
     assert HeaderForwarding("x-.*").choose(headers) == {"x-a": "2", "x-b-bin": "\xff"}
 
 
-def test_nothing_that_matches_is_nothing_to_say():
+def test_without_a_match_there_is_no_info():
     assert HeaderForwarding("y").info(HEADERS) is None
 
 
-def test_what_is_no_pattern_is_refused_at_start():
+def test_an_invalid_pattern_is_refused_at_the_start():
     with pytest.raises(ConfigError, match=r"dag\.forward_headers: expected a regular expression"):
         load_config(yml_dict={"rpc_port": 0, "dag": {"forward_headers": "x-("}})

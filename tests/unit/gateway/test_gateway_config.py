@@ -23,35 +23,35 @@ def has_binary(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool
     return request.param
 
 
-def taken(**config: object) -> set[str]:
+def ports_of(**config: object) -> set[str]:
     return set(taken_by_gateway(load_config(yml_dict=config)))
 
 
 @pytest.mark.usefixtures("has_binary")
 def test_the_server_takes_all_itself_unless_told_otherwise():
-    assert taken(**PORTS) == NONE
-    assert taken(**PORTS, edge="embedded") == NONE
+    assert ports_of(**PORTS) == NONE
+    assert ports_of(**PORTS, edge="embedded") == NONE
 
 
 @pytest.mark.usefixtures("has_binary")
 @pytest.mark.parametrize("word", ["gateway", "Gateway"])
 def test_the_gateway_takes_what_there_is_a_port_for(word):
-    assert taken(**PORTS, edge=word) == BOTH
-    assert taken(http_port=0, edge=word) == BOTH
-    assert taken(rpc_port=0, edge=word) == GRPC
+    assert ports_of(**PORTS, edge=word) == BOTH
+    assert ports_of(http_port=0, edge=word) == BOTH
+    assert ports_of(rpc_port=0, edge=word) == GRPC
 
 
 @pytest.mark.usefixtures("has_binary")
 def test_the_older_word_is_about_http_alone():
-    assert taken(**PORTS, http_server="gateway") == HTTP
-    assert taken(**PORTS, http_server="embedded") == NONE
+    assert ports_of(**PORTS, http_server="gateway") == HTTP
+    assert ports_of(**PORTS, http_server="embedded") == NONE
 
 
 @pytest.mark.usefixtures("has_binary")
 def test_beside_edge_the_older_word_still_is():
-    assert taken(**PORTS, edge="gateway", http_server="embedded") == GRPC
-    assert taken(**PORTS, edge="embedded", http_server="gateway") == HTTP
-    assert taken(**PORTS, edge="gateway", http_server="gateway") == BOTH
+    assert ports_of(**PORTS, edge="gateway", http_server="embedded") == GRPC
+    assert ports_of(**PORTS, edge="embedded", http_server="gateway") == HTTP
+    assert ports_of(**PORTS, edge="gateway", http_server="gateway") == BOTH
 
 
 @pytest.mark.parametrize("key", ["edge", "http_server"])

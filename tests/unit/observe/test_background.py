@@ -40,7 +40,7 @@ def test_a_job_that_fails_is_logged_and_the_next_one_is_done(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_what_is_too_much_is_dropped_and_counted(
+def test_excess_jobs_are_dropped_and_counted(
     background: Background, caplog: pytest.LogCaptureFixture
 ):
     begun, go_on, done = threading.Event(), threading.Event(), list[int]()
@@ -64,7 +64,7 @@ def test_what_is_too_much_is_dropped_and_counted(
     assert "test could not keep up" in record.getMessage()
 
 
-def test_nothing_is_taken_before_the_start_and_after_the_end():
+def test_no_job_is_accepted_before_the_start_and_after_the_end():
     background = Background("test")
     assert not background.submit(lambda: None)
     background.close()

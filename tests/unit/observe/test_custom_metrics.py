@@ -54,7 +54,7 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
     ]
 
 
-def test_a_family_is_there_until_nobody_has_it() -> None:
+def test_a_family_exists_until_its_last_owner_drops_it() -> None:
     metrics = CustomMetrics()
     worker = with_family(metrics, "gauge")
     worker.use(family(2, kind="gauge", text="Another text."))
@@ -87,7 +87,7 @@ def test_a_family_is_there_until_nobody_has_it() -> None:
         MetricUse(1, "series", buckets=list(range(65))),
     ],
 )
-def test_what_cannot_be_had_is_refused(use: MetricUse) -> None:
+def test_an_invalid_family_is_refused(use: MetricUse) -> None:
     metrics = CustomMetrics()
     worker = with_family(metrics, "histogram")
     with pytest.raises(InputError):
@@ -95,7 +95,7 @@ def test_what_cannot_be_had_is_refused(use: MetricUse) -> None:
     assert metrics.text() == b""
 
 
-def test_what_a_worker_does_not_have_it_cannot_use() -> None:
+def test_a_worker_cannot_use_a_family_of_another() -> None:
     worker = with_family(CustomMetrics())
     for use in (MetricUse(2, "add"), MetricUse(1, "add")):
         with pytest.raises(NoServiceError):

@@ -23,7 +23,7 @@ def buckets_of(times_ns: list[int]) -> list[int]:
     return buckets(np.array(times_ns, np.int64)).tolist()
 
 
-def test_every_bound_is_in_its_bucket_and_what_is_longer_in_the_next():
+def test_each_bound_is_in_its_bucket_and_longer_times_in_the_next():
     assert buckets_of(BOUNDS) == list(range(LATENCY_STEPS))
     longer = [bound + 1 for bound in BOUNDS]
     assert buckets_of(longer) == [*range(1, LATENCY_STEPS), LATENCY_STEPS - 1]
@@ -52,7 +52,7 @@ def test_a_percentile_is_in_the_bucket_of_the_true_one(times_ns, q):
     assert lower <= percentile(histogram, q) <= float(LATENCY_BOUNDS_NS[bucket])
 
 
-def test_percentiles_of_nothing_are_0_and_a_share_is_no_percentage():
+def test_percentiles_of_empty_buckets_are_0_and_percentages_are_refused():
     assert percentile([0] * LATENCY_STEPS, 0.99) == 0.0
     with pytest.raises(ValueError, match="q is 99"):
         percentile([0] * LATENCY_STEPS, 99)

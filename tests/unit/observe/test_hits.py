@@ -15,13 +15,13 @@ MS = 1_000_000
 
 def spans(*rows):
     """Rows (data id, batch, start, end) of the first Op; all were ready at 1 ms."""
-    found = np.zeros(len(rows), SPAN)
-    for row, (data_id, batch, start, end) in zip(found, rows, strict=True):
+    zeros = np.zeros(len(rows), SPAN)
+    for row, (data_id, batch, start, end) in zip(zeros, rows, strict=True):
         row["data_id"], row["batch"], row["rows"], row["outcome"] = data_id, batch, 4, Outcome.OK
         row["ready_ns"], row["start_ns"] = MS, start * MS
         row["preprocess_end_ns"] = start * MS
         row["process_end_ns"] = row["end_ns"] = row["result_received_ns"] = end * MS
-    return found
+    return zeros
 
 
 def counted():
@@ -52,7 +52,7 @@ def test_a_hit_is_a_success_and_no_execution():
     assert (whole.cache_hit_count, whole.cache_miss_count) == (1, 0)
 
 
-def test_they_are_told_as_triton_does():
+def test_cache_hits_are_reported_in_tritons_form():
     text = stats_json(counted()[1:]).decode()
     assert '"queue":{"count":2' in text
     assert '"compute_infer":{"count":1,"ns":3000000}' in text
@@ -64,7 +64,7 @@ def test_replicas_are_added_up():
     assert (op.caches, op.cache_hit_count, op.cache_miss_ns) == (True, 2, 2 * MS)
 
 
-def test_metrics_are_those_of_models_that_keep_answers():
+def test_only_models_with_a_cache_have_metrics_of_hits():
     whole, op = counted()
     whole.caches = False
     engine = EngineState(True, 0, 0, 0, 0, [])

@@ -15,8 +15,8 @@ intervals = st.lists(
 
 
 def columns(pairs):
-    found = np.array(pairs, np.int64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
+    reshape = np.array(pairs, np.int64).reshape(-1, 2)
+    return reshape[:, 0], reshape[:, 1]
 
 
 def ticks(pairs):
@@ -32,7 +32,7 @@ def test_merged_stretches_are_the_same_time_in_order_and_apart(pairs):
 
 
 @given(intervals, st.integers(0, 30), st.integers(0, 30))
-def test_what_they_cover_is_counted_between_two_times(pairs, first, last):
+def test_the_covered_time_between_two_times_is_counted(pairs, first, last):
     starts, ends = merged(*columns(pairs))
     assert covered_ns(starts, ends) == len(ticks(pairs))
     within = [tick for tick in ticks(pairs) if first <= tick < last]
@@ -40,7 +40,7 @@ def test_what_they_cover_is_counted_between_two_times(pairs, first, last):
 
 
 @given(intervals, st.lists(st.integers(-5, 35), max_size=5), st.just(0) | st.just(1_795 * 10**15))
-def test_what_they_have_covered_is_known_at_any_time(pairs, times, epoch):
+def test_the_covered_time_until_any_time_is_counted(pairs, times, epoch):
     starts, ends = merged(*columns(pairs))
-    found = covered_until(np.array(times, np.int64) + epoch, starts + epoch, ends + epoch)
-    assert found.tolist() == [len([t for t in ticks(pairs) if t < time]) for time in times]
+    result = covered_until(np.array(times, np.int64) + epoch, starts + epoch, ends + epoch)
+    assert result.tolist() == [len([t for t in ticks(pairs) if t < time]) for time in times]

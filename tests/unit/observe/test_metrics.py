@@ -99,7 +99,7 @@ def test_the_counters_of_triton_have_its_names_types_and_labels():
     read(text)
 
 
-def test_families_are_left_out_and_added_as_they_are_wanted():
+def test_metric_families_follow_the_configuration():
     of_each = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 10]]
     model = counters("svc", success_count=4, success_ns=9_000, queue_ns=8_000)
     kept = counters("a", success_count=4)
@@ -123,16 +123,16 @@ def test_families_are_left_out_and_added_as_they_are_wanted():
     assert b"summary" not in render(both)
 
 
-def test_a_model_without_requests_has_quantiles_that_are_no_numbers():
+def test_quantiles_without_requests_are_nan():
     wanted = MetricsConfig(summary_latencies=True, summary_quantiles=(0.5,))
     text = render([snapshot()], wanted=wanted)
-    found = value(
+    result = value(
         text, "nv_inference_compute_infer_summary_us", model="a", version="1", quantile="0.5"
     )
-    assert math.isnan(found)
+    assert math.isnan(result)
 
 
-def test_every_reason_of_a_failure_is_told_from_the_start():
+def test_each_failure_reason_is_present_from_the_start():
     model = counters("svc")
     model.fail_counts[Outcome.BACKEND] = 3
     model.fail_counts[Outcome.PRODUCT] = 2
@@ -155,7 +155,7 @@ def test_requests_are_pending_before_the_pipeline_or_in_an_ops_channel():
 # Ours -------------------------------------------------------------------------------------
 
 
-def test_the_state_of_the_engine_is_told():
+def test_the_state_of_the_engine_is_reported():
     text = render([snapshot()])
     assert value(text, "pipeline_ready") == 1
     assert value(text, "pipeline_requests", state="inside") == 3
@@ -180,11 +180,11 @@ def test_the_state_of_the_engine_is_told():
 )
 def test_each_worker_is_counted_in_one_state(workers, expected):
     text = render([Snapshot(0, engine(op_state("a", workers)), [counters("svc"), counters("a")])])
-    found = {
+    results = {
         state: value(text, "pipeline_op_workers", kind=workers.kind, model="a", state=state)
         for state in expected
     }
-    assert found == expected
+    assert results == expected
 
 
 def test_it_is_counted_where_answers_went():
@@ -195,13 +195,14 @@ def test_it_is_counted_where_answers_went():
     assert value(text, "pipeline_edge_answers_total", model="a", to="out", state="absent") == 10
 
 
-def test_sequences_are_told_of_the_ops_that_have_any():
+def test_sequences_are_reported_for_ops_with_sequences():
     its = SequencesState(live=5, backlog=2, slots=3, used=3, reaped=7, ended=11, lost=13, cut=17)
     ops = msgspec.structs.replace(op_state("a"), sequences=its), op_state("b")
     text = render([Snapshot(0, engine(*ops), [counters(name) for name in ("svc", "a", "b")])])
-    told = {key: found for key, found in read(text).items() if "sequence" in key[0]}
+    reported = {key: result for key, result in read(text).items() if "sequence" in key[0]}
     assert {
-        (name, *sorted(dict(labels).values())): found for (name, labels), found in told.items()
+        (name, *sorted(dict(labels).values())): result
+        for (name, labels), result in reported.items()
     } == {
         ("pipeline_op_sequences", "a", "used"): 3,
         ("pipeline_op_sequences", "a", "backlog"): 2,
@@ -214,7 +215,7 @@ def test_sequences_are_told_of_the_ops_that_have_any():
     }
 
 
-def test_memory_is_told_where_it_is_known():
+def test_memory_is_reported_where_it_is_known():
     model = counters("a")
     model.memory = [MemoryUse("GPU", 1, 2**30)]
     text = render([Snapshot(0, engine(op_state("a")), [counters("svc"), model])])
@@ -222,7 +223,7 @@ def test_memory_is_told_where_it_is_known():
     assert b"pipeline_model_memory_bytes" not in render([snapshot()])
 
 
-def test_an_op_goes_by_its_name_as_a_model():
+def test_an_op_is_named_by_its_model():
     models = [counters("a"), counters("a.op")]
     text = render([Snapshot(0, engine(op_state("a")), models)])
     assert value(text, "pipeline_op_worker_restarts_total", model="a.op") == 9
@@ -256,8 +257,8 @@ def test_a_latency_histogram_counts_each_request_once_and_below_its_bound(latenc
     name = "pipeline_request_duration_seconds"
     buckets = {
         float(dict(labels)["le"]): count
-        for (found, labels), count in read(text).items()
-        if found == f"{name}_bucket"
+        for (result, labels), count in read(text).items()
+        if result == f"{name}_bucket"
     }
     assert buckets == {
         bound: sum(latency <= bound * 1e9 + 0.5 for latency in latencies) for bound in buckets
@@ -267,7 +268,7 @@ def test_a_latency_histogram_counts_each_request_once_and_below_its_bound(latenc
     assert math.isclose(value(text, f"{name}_sum", model="svc"), sum(latencies) / 1e9)
 
 
-def test_the_time_in_the_queue_has_a_histogram_of_its_own():
+def test_the_queue_time_has_its_own_histogram():
     model = counters("svc", queue_ns=2_000_000)
     model.queue_latency[bucket_of(2_000_000)] = 1
     text = render([Snapshot(0, engine(), [model])])
@@ -282,8 +283,8 @@ def test_batches_are_counted_by_their_size():
     model.batches = {1: BatchCounters(5), 3: BatchCounters(2), 5000: BatchCounters(1)}
     text = render([Snapshot(0, engine(), [model])])
     bounds = ("1.0", "2.0", "4.0", "1024.0", "+Inf")
-    found = [value(text, "pipeline_batch_size_bucket", le=le, model="svc") for le in bounds]
-    assert found == [5, 5, 7, 7, 8]
+    results = [value(text, "pipeline_batch_size_bucket", le=le, model="svc") for le in bounds]
+    assert results == [5, 5, 7, 7, 8]
     assert value(text, "pipeline_batch_size_sum", model="svc") == 5 + 6 + 5000
 
 
@@ -293,8 +294,8 @@ def test_batches_are_counted_by_their_size():
 def test_each_of_several_processes_has_its_own_series():
     text = render([snapshot(0, success_count=1), snapshot(1, success_count=2)], by_replica=True)
     name = "nv_inference_request_success"
-    found = [value(text, name, copy=copy, model="svc", version="1") for copy in ("0", "1")]
-    assert found == [1, 2]
+    results = [value(text, name, copy=copy, model="svc", version="1") for copy in ("0", "1")]
+    assert results == [1, 2]
     read(text)
     both = render_predecessor([snapshot(0), snapshot(1, success_count=2)], by_replica=True)
     assert value(both, "pd_query_request_success_total", copy="1") == 2
@@ -311,7 +312,7 @@ def test_a_process_that_is_missing_takes_only_its_own_series_away():
 # Paddle Serving's -------------------------------------------------------------------------
 
 
-def test_what_processes_counted_that_are_no_more_is_in_no_series():
+def test_counts_of_ended_processes_are_in_no_series():
     """Their own series had it; Prometheus continues them when another process starts from 0."""
     past = Snapshot(NO_REPLICA, engine(), snapshot(success_count=9).models)
     for of in (render, render_predecessor):

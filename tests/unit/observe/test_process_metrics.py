@@ -31,7 +31,7 @@ def test_the_families_of_replicas_have_series_each() -> None:
     assert text.count("# TYPE cats_total counter") == 1
 
 
-def test_a_repository_tells_of_its_process_without_a_model() -> None:
+def test_a_repository_reports_its_process_without_a_model() -> None:
     text = render([of_no_replica([], counted("cats_total", 2))]).decode()
     assert 'cats_total{kind="siam"} 2.0' in text
     assert "pipeline_ready" not in text

@@ -21,7 +21,7 @@ def test_quantiles_are_of_one_model_and_one_row_each():
     assert recent.quantiles_us(2) == []
 
 
-def test_what_is_older_than_a_minute_is_forgotten():
+def test_times_older_than_a_minute_are_removed():
     clock = [0.0]
     recent = times_of(clock, (0.0, 1.0))
     for at, took in ((0.0, 5), (30.0, 7)):

@@ -50,7 +50,7 @@ def test_each_number_counts_by_itself_over_all_requests():
     assert form["2"]["success"]["count"] == 0
 
 
-def test_errors_and_callers_who_leave_are_no_success():
+def test_errors_and_cancellations_are_not_successes():
     _, op = counted(row(3, FAILED, 1, 4, 4, target=0), row(3, CANCELED, 1, 9, 9, target=0))
     form = _form(op)["response_stats"]["3"]
     assert form["fail"] == form["compute_infer"] == {"count": 1, "ns": 3}
@@ -70,7 +70,7 @@ def test_the_time_to_the_first_part_and_between_parts_has_histograms():
     assert len(pipeline.first_part) == LATENCY_STEPS
 
 
-def test_replicas_add_up_also_those_that_have_streamed_nothing():
+def test_replicas_are_summed_including_idle_ones():
     streamed, idle = counted(row(0, end=8)), Statistics("svc", ["op"]).models
     both = merge([idle, streamed, streamed])
     assert both[0].responses == {0: ResponseCounters(2, 0, 16)}

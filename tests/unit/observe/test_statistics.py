@@ -76,7 +76,7 @@ def counted(
 # --- what moves which counter ---------------------------------------------------------------
 
 
-def test_nothing_has_happened_yet():
+def test_without_requests_all_counters_are_zero():
     assert [model.name for model in counted()] == ["imdb", *NAMES]
     assert counted()[1] == ModelCounters("words")
 
@@ -100,7 +100,7 @@ def test_each_request_is_charged_the_whole_batch_that_counts_once():
     assert words.batches == {8: BatchCounters(1, 2 * MS, 3 * MS, 9 * MS)}
 
 
-def test_batches_next_to_each_other_are_told_apart():
+def test_adjacent_batches_are_counted_separately():
     turns = [
         a_turn(op, batch=batch, data_id=id) for op, batch, id in ((0, 1, 1), (0, 2, 2), (1, 2, 3))
     ]
@@ -109,7 +109,7 @@ def test_batches_next_to_each_other_are_told_apart():
     assert cnn.batches == {1: BatchCounters(1, 2 * MS, 3 * MS, 9 * MS)}
 
 
-def test_an_op_within_a_walk_is_done_when_it_ends_and_the_last_one_when_the_loop_knows():
+def test_an_op_of_a_trip_ends_at_its_end_and_the_last_one_at_the_loop():
     """Both came back to the loop together: the time of the second is not part of the first's."""
     first, last = a_turn(0, at=1000 * MS), a_turn(1, at=1010 * MS)
     first["result_received_ns"] = last["result_received_ns"]
@@ -120,7 +120,7 @@ def test_an_op_within_a_walk_is_done_when_it_ends_and_the_last_one_when_the_loop
     assert (bow.success_ns, bow.output_ns) == (25 * MS, 19 * MS), "of another request"
 
 
-def test_one_batch_seen_on_both_sides_of_a_turn_that_never_ran_is_one():
+def test_a_batch_around_a_span_that_never_ran_is_counted_once():
     refused = a_turn(0, batch=-1, worker=NO_WORKER, outcome=Outcome.REJECTED)
     words = counted([a_turn(), refused, a_turn()])[1]
     assert (words.execution_count, list(words.batches)) == (1, [2])
@@ -131,7 +131,7 @@ def test_a_failed_turn_moves_its_reason_and_its_time_only():
     assert words == ModelCounters("words", fail_counts=[0, 0, 0, 1, 0, 0], fail_ns=15 * MS)
 
 
-def test_a_failure_counts_in_the_width_of_a_batch_in_which_another_succeeds():
+def test_a_failure_counts_in_the_size_of_a_batch_with_a_success():
     words = counted([a_turn(outcome=BACKEND, rows=2), a_turn(rows=3)])[1]
     assert (words.execution_count, list(words.batches)) == (1, [5])
     assert (words.inference_count, words.success_count) == (3, 1)
@@ -155,7 +155,7 @@ def test_the_pipeline_counts_a_request_as_an_ensemble_does():
     assert pipeline.batches == {4: BatchCounters(1, *sums)}
 
 
-def test_requests_of_the_pipeline_are_executions_of_their_own():
+def test_requests_of_the_pipeline_count_as_separate_executions():
     pipeline = counted(requests=[a_request(), a_request(), a_request(rows=2)])[0]
     assert {size: batch.count for size, batch in pipeline.batches.items()} == {1: 2, 2: 1}
 
@@ -165,7 +165,7 @@ def test_a_failed_request_is_one_failure():
     assert pipeline == ModelCounters("imdb", fail_counts=[0, 0, 0, 1, 0, 0], fail_ns=30 * MS)
 
 
-def test_a_request_for_one_op_is_none_of_the_pipelines():
+def test_a_request_of_one_op_does_not_count_for_the_pipeline():
     assert counted(requests=[a_request(target=1)])[0] == ModelCounters("imdb")
 
 
@@ -222,7 +222,7 @@ def test_numbers_of_samples_that_cannot_be_do_no_harm(rows):
     assert words.success_count == pipeline.success_count == 4
 
 
-def test_what_is_read_is_the_readers_own():
+def test_read_counters_are_copies():
     statistics = Statistics("imdb", NAMES, lambda: OFFSET_NS)
     statistics.notify(table(SPAN, [a_turn()]), table(REQUEST, []))
     read = statistics.models
@@ -401,7 +401,7 @@ def test_the_invariants_of_the_counters_hold(traffic, folds, seed):
 
 
 @given(st.lists(traffics(), min_size=1, max_size=4))
-def test_copies_merged_are_one_that_did_all_of_it(parts):
+def test_merged_replicas_equal_one_that_did_all_work(parts):
     copies = [folded(part, 1, 0) for part in parts]
     everything = Traffic([], [])
     for number, part in enumerate(parts):
@@ -437,7 +437,7 @@ def test_copies_use_their_memory_each():
         ("uci", ["uci.op", "uci"], ("uci", ["uci.op", "uci.op.op"])),
     ],
 )
-def test_the_pipeline_and_every_op_have_names_of_their_own(service, ops, names):
+def test_the_pipeline_and_each_op_have_distinct_names(service, ops, names):
     assert model_names(service, ops) == names
 
 
@@ -480,7 +480,7 @@ NOT_A_VERSION = (
         ),
     ],
 )
-def test_what_is_not_there_is_refused_in_tritons_words(name, version, text):
+def test_an_unknown_model_is_refused_with_tritons_message(name, version, text):
     with pytest.raises(StatisticsError) as caught:
         select(MODELS, name, version)
     assert str(caught.value) == text
@@ -501,7 +501,7 @@ def test_any_text_is_a_version_or_refused(text):
 DURATIONS = "success fail queue compute_input compute_infer compute_output cache_hit cache_miss"
 
 
-def one_of_each() -> ModelCounters:
+def counters_with_all_fields() -> ModelCounters:
     turns = [a_turn(), a_turn(), a_turn(batch=1), a_turn(batch=2, outcome=BACKEND)]
     words = counted(turns)[1]
     words.memory = [MemoryUse("CPU", 0, 4096), MemoryUse("GPU", -1, 2**63)]
@@ -509,7 +509,7 @@ def one_of_each() -> ModelCounters:
 
 
 def test_the_json_form_is_tritons_key_for_key():
-    body = stats_json([one_of_each()])
+    body = stats_json([counters_with_all_fields()])
     assert body.decode() == json.dumps(
         {
             "model_stats": [
@@ -550,15 +550,15 @@ def test_the_json_form_is_tritons_key_for_key():
     )
 
 
-def test_nothing_is_left_out_where_nothing_happened():
+def test_counters_of_zero_are_included():
     (model,) = json.loads(stats_json([ModelCounters("words")]))["model_stats"]
     assert list(model["inference_stats"]) == DURATIONS.split()
     assert all(value == {"count": 0, "ns": 0} for value in model["inference_stats"].values())
     assert (model["batch_stats"], model["memory_usage"], model["response_stats"]) == ([], [], {})
 
 
-def test_the_message_says_what_the_json_says():
-    models = [one_of_each(), ModelCounters("cnn")]
+def test_message_and_json_are_equal():
+    models = [counters_with_all_fields(), ModelCounters("cnn")]
     response = ModelStatisticsResponse()
     fill_statistics(models, response)
     (words, cnn) = json.loads(stats_json(models))["model_stats"]

@@ -34,17 +34,17 @@ def turns_of(*places: tuple[int, int, int]) -> Rows:
     ],
 )
 def test_batches_are_neighbours_of_the_same_op_worker_and_number(places, sizes):
-    found = batches(turns_of(*places))
-    assert found.sizes.tolist() == sizes
-    assert found.first.tolist() == [sum(sizes[:number]) for number in range(len(sizes))]
+    result = batches(turns_of(*places))
+    assert result.sizes.tolist() == sizes
+    assert result.first.tolist() == [sum(sizes[:number]) for number in range(len(sizes))]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=20))
 def test_each_turn_knows_its_batch(runs):
     places = [(op, 0, number) for number, (op, size) in enumerate(runs) for _ in range(size)]
-    found = batches(turns_of(*places))
-    assert found.sizes.tolist() == [size for _, size in runs]
-    assert found.of(np.arange(len(places))).tolist() == [batch for _, _, batch in places]
+    result = batches(turns_of(*places))
+    assert result.sizes.tolist() == [size for _, size in runs]
+    assert result.of(np.arange(len(places))).tolist() == [batch for _, _, batch in places]
 
 
 def test_columns_are_in_the_order_that_is_asked_for():
@@ -67,24 +67,24 @@ KEYS = st.integers(0, 3) | st.integers(0, 2**40)
 @given(st.lists(KEYS, min_size=1))
 def test_what_is_sorted_ascends_and_equals_stay_in_order(keys):
     order = sorted_by(np.array(keys, np.int64))
-    found = list(range(len(keys))) if order is None else order.tolist()
-    assert found == sorted(range(len(keys)), key=lambda place: keys[place])
+    result = list(range(len(keys))) if order is None else order.tolist()
+    assert result == sorted(range(len(keys)), key=lambda place: keys[place])
 
 
 @given(st.lists(st.tuples(KEYS, st.integers(-(2**62), 2**62)), min_size=1))
 def test_sums_by_key_are_exact_and_wrap(rows):
-    found = groups(np.array([key for key, _ in rows], np.int64))
+    result = groups(np.array([key for key, _ in rows], np.int64))
     values = np.array([[value for _, value in rows], [1] * len(rows)], np.int64)
     expected = defaultdict(list)
     for key, value in rows:
         expected[key].append(value)
-    assert found.keys.tolist() == sorted(expected)
+    assert result.keys.tolist() == sorted(expected)
     listed = [expected[key] for key in sorted(expected)]
-    assert found.sizes.tolist() == [len(of_key) for of_key in listed]
-    sums, counts = found.sums(values).tolist()
+    assert result.sizes.tolist() == [len(of_key) for of_key in listed]
+    sums, counts = result.sums(values).tolist()
     assert [total % 2**64 for total in sums] == [sum(of_key) % 2**64 for of_key in listed]
-    assert counts == found.sizes.tolist()
-    assert found.most(values[0]).tolist() == [max(of_key) for of_key in listed]
+    assert counts == result.sizes.tolist()
+    assert result.most(values[0]).tolist() == [max(of_key) for of_key in listed]
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2))))

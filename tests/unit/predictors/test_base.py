@@ -57,7 +57,7 @@ def test_the_suffix_of_a_file_picks_the_engine(tmp_path, engines, file, engine):
     assert (name, model.engine, model.model_path) == (engine, engine, path)
 
 
-def test_a_folder_stands_for_the_one_model_file_in_it(tmp_path, engines):
+def test_a_folder_represents_its_only_model_file(tmp_path, engines):
     touch(tmp_path, "vocab.txt", "m.onnx")
     _, model, _ = load_local_predictor(LocalModel(str(tmp_path)), engines=engines)
     assert model.model_path == tmp_path / "m.onnx"
@@ -76,9 +76,7 @@ def test_an_engine_that_is_named_takes_a_file_of_any_name(tmp_path, engines):
 
 
 @pytest.mark.parametrize("files", [["a.onnx", "b.onnx"], ["m.onnx", "m.pdmodel"], ["vocab.txt"]])
-def test_a_folder_without_exactly_one_model_is_refused_with_what_was_found(
-    tmp_path, engines, files
-):
+def test_a_folder_without_exactly_one_model_is_refused_with_its_files(tmp_path, engines, files):
     touch(tmp_path, *files)
     with pytest.raises(InitError) as caught:
         load_local_predictor(LocalModel(tmp_path), engines=engines)
@@ -103,9 +101,7 @@ def test_a_file_of_no_engine_is_refused(tmp_path, engines):
         load_local_predictor(LocalModel(path), engines=engines)
 
 
-def test_a_path_that_does_not_exist_is_refused_with_the_folder_it_was_looked_for_from(
-    tmp_path, engines, monkeypatch
-):
+def test_a_missing_path_is_refused_with_the_working_directory(tmp_path, engines, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InitError) as caught:
         load_local_predictor(LocalModel("nowhere/m.onnx"), engines=engines)
@@ -113,7 +109,7 @@ def test_a_path_that_does_not_exist_is_refused_with_the_folder_it_was_looked_for
     assert str(tmp_path) in str(caught.value)
 
 
-def test_an_engine_that_is_not_there_is_refused_with_those_that_are(tmp_path):
+def test_an_unknown_engine_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(InitError, match=r"engine: 'paddle' is not there; there is onnx"):
         load_local_predictor(
             LocalModel(tmp_path, engine="paddle"),
@@ -143,14 +139,14 @@ def test_an_engine_of_the_registry_runs_its_files(tmp_path, toy, named):
     assert model == ToyModel(path, engine="toy", factor=3)
 
 
-def test_an_engine_gets_none_of_the_keys_that_it_has_not(tmp_path, toy):
+def test_an_engine_gets_only_keys_that_it_has(tmp_path, toy):
     path = touch(tmp_path, "m.toy") / "m.toy"
     options = {"factor": 3, "precision": "fp16"}
     _, model, _ = load_local_predictor(LocalModel(path, options=options))
     assert model == ToyModel(path, engine="toy", factor=3)
 
 
-def test_a_plug_in_that_is_broken_harms_only_those_who_may_need_it(tmp_path, toy):
+def test_a_broken_plug_in_affects_only_models_that_may_need_it(tmp_path, toy):
     registry.register("engines", "broken", print)
     path = touch(tmp_path, "m.toy") / "m.toy"
     assert load_local_predictor(LocalModel(path, engine="toy"))[0] == "onnx"
@@ -180,7 +176,7 @@ def test_device_type_wins_over_devices(device_type, devices, expected):
     assert LocalModel("m", device_type=device_type, devices=devices).device() == expected
 
 
-def test_cards_are_given_to_the_workers_in_turn():
+def test_gpus_are_assigned_to_the_workers_in_turn():
     model = LocalModel("m", devices="0,1,2")
     assert [model.device(worker).card for worker in range(7)] == [0, 1, 2, 0, 1, 2, 0]
 
@@ -208,7 +204,9 @@ def test_a_device_that_cannot_be_is_refused_by_its_key(device_type, devices, key
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else None,
 )
-def test_a_model_is_told_from_what_lies_beside_it(tmp_path, own_engines, files, engine, model_file):
+def test_a_model_is_distinguished_from_files_next_to_it(
+    tmp_path, own_engines, files, engine, model_file
+):
     touch(tmp_path, *files)
     name, model, _ = load_local_predictor(LocalModel(tmp_path), engines=own_engines)
     assert (name, model.model_path) == (engine, tmp_path / model_file)
@@ -223,14 +221,14 @@ def test_a_model_is_told_from_what_lies_beside_it(tmp_path, own_engines, files, 
     ],
     ids="+".join,
 )
-def test_two_models_and_none_are_refused(tmp_path, own_engines, files):
+def test_two_models_or_none_are_refused(tmp_path, own_engines, files):
     touch(tmp_path, *files)
     with pytest.raises(InitError, match="exactly one model file"):
         load_local_predictor(LocalModel(tmp_path), engines=own_engines)
 
 
 @pytest.mark.parametrize("model_file", ["m.json", "m.pdmodel"])
-def test_a_model_without_its_weights_is_told_which_are_missing(tmp_path, own_engines, model_file):
+def test_a_model_without_its_weights_is_refused_with_their_name(tmp_path, own_engines, model_file):
     touch(tmp_path, model_file)
     told = f"{model_file} is there, but its weights are not: put m.pdiparams beside it"
     for path in (tmp_path, tmp_path / model_file):
@@ -246,7 +244,7 @@ def test_the_engine_key_chooses_between_two_models(tmp_path, own_engines, engine
     assert (name, found.model_path) == (engine, tmp_path / model_file)
 
 
-def test_a_folder_that_is_called_like_a_model_is_none(tmp_path, own_engines):
+def test_a_folder_named_like_a_model_is_not_a_model(tmp_path, own_engines):
     (tmp_path / "old.onnx").mkdir()
     touch(tmp_path, "m.onnx")
     _, model, _ = load_local_predictor(LocalModel(tmp_path), engines=own_engines)

@@ -22,19 +22,19 @@ def process(monkeypatch):
     return process
 
 
-def test_a_load_is_charged_with_what_the_process_grew_by(process):
+def test_a_load_is_charged_with_the_growth_of_the_process(process):
     with LoadMeter() as meter:
         process.resident += 64
         assert meter.uses() == [MemoryUse("CPU", 0, 64)]
 
 
-def test_a_process_that_shrank_meanwhile_tells_nothing(process):
+def test_a_process_that_shrank_reports_no_memory(process):
     with LoadMeter() as meter:
         process.resident -= 1
         assert meter.uses() == []
 
 
-def test_of_loads_at_the_same_time_nobody_can_tell_whose_memory_it_was(process):
+def test_concurrent_loads_report_no_memory(process):
     with LoadMeter() as first:
         with LoadMeter() as second:
             process.resident += 64
@@ -45,5 +45,5 @@ def test_of_loads_at_the_same_time_nobody_can_tell_whose_memory_it_was(process):
         assert len(later.uses()) == 1
 
 
-def test_the_memory_of_this_process_is_known():
+def test_the_memory_of_this_process_is_measured():
     assert base._resident_bytes() > 2**20

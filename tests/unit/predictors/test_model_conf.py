@@ -74,13 +74,13 @@ def test_a_configuration_is_read_from_its_file_or_its_folder(tmp_path: Path):
     assert read_model_conf([file]) == expected
 
 
-def test_a_server_s_configuration_is_found_in_its_folder(tmp_path: Path):
+def test_a_servers_configuration_is_found_in_its_folder(tmp_path: Path):
     written(tmp_path, OCR, CLIENT_FILE)
     written(tmp_path, IMDB, SERVER_FILE)
     assert read_model_conf(tmp_path, SERVER_FILE).feeds == (WORDS,)
 
 
-def test_models_in_a_row_have_the_feeds_of_the_first_and_the_fetches_of_the_last(tmp_path: Path):
+def test_models_in_a_row_have_the_first_feeds_and_the_last_fetches(tmp_path: Path):
     paths = [written(tmp_path / "a", OCR), written(tmp_path / "b", OCR), tmp_path / "c"]
     written(tmp_path / "c", IMDB)
     conf = read_model_conf(paths)
@@ -88,7 +88,7 @@ def test_models_in_a_row_have_the_feeds_of_the_first_and_the_fetches_of_the_last
     assert conf.fetches == (PREDICTION,)
 
 
-def test_the_shape_is_kept_and_a_fetch_type_is_not_judged(tmp_path: Path):
+def test_the_shape_is_read_and_a_fetch_type_is_not_checked(tmp_path: Path):
     conf = read_model_conf(written(tmp_path, OCR))
     assert conf.feeds[0].shape == (3, 640, 640)
     assert conf.fetches[0].elem_type == 21
@@ -100,7 +100,7 @@ def test_a_variable_without_an_alias_is_called_by_its_name(tmp_path: Path):
     assert (conf.feeds[0].alias, conf.fetches[0].alias) == ("x", "y")
 
 
-def test_a_byte_order_mark_and_comments_are_no_trouble(tmp_path: Path):
+def test_a_byte_order_mark_and_comments_are_accepted(tmp_path: Path):
     file = written(tmp_path, "\ufeff# exported by hand\n" + IMDB)
     assert read_model_conf(file).feeds == (WORDS,)
 
@@ -112,7 +112,7 @@ NAMES = st.text(min_size=1)
     st.lists(st.builds(FeedVar, name=NAMES, alias_name=NAMES, feed_type=st.just(20)), min_size=1),
     st.builds(FetchVar, name=NAMES, alias_name=NAMES, shape=st.lists(st.integers(-1, 9))),
 )
-def test_what_protobuf_writes_is_read(
+def test_a_text_written_by_protobuf_is_parsed(
     tmp_path_factory: pytest.TempPathFactory, feeds: list[FeedVar], fetch: FetchVar
 ):
     for number, feed in enumerate(feeds):
@@ -146,7 +146,7 @@ def test_a_broken_configuration_is_refused_with_file_and_place(tmp_path: Path, t
         read_model_conf(written(tmp_path, text))
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+def test_a_binary_file_is_refused(tmp_path: Path):
     (tmp_path / CLIENT_FILE).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InitError, match="cannot be read"):
         read_model_conf(tmp_path)
@@ -162,9 +162,7 @@ def test_a_missing_file_is_named(tmp_path: Path):
 
 
 @given(st.text(max_size=60) | st.text("feedvartch_{}: \n\"'x10\\", max_size=60))
-def test_whatever_a_file_holds_nothing_but_an_init_error_comes(
-    tmp_path_factory: pytest.TempPathFactory, text: str
-):
+def test_any_invalid_file_raises_an_init_error(tmp_path_factory: pytest.TempPathFactory, text: str):
     file = tmp_path_factory.getbasetemp() / "any.prototxt"
     file.write_text(text, encoding="utf-8", newline="")
     with pytest.raises(InitError):
@@ -184,7 +182,9 @@ def variables(elem_types: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[Var
 
 
 @given(st.builds(ModelConf, variables(st.sampled_from(BrpcElemType)), variables(INT32S)))
-def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, conf: ModelConf):
+def test_a_written_configuration_is_parsed_unchanged(
+    tmp_path_factory: pytest.TempPathFactory, conf: ModelConf
+):
     file = tmp_path_factory.getbasetemp() / "written_by_us.prototxt"
     file.write_text(model_conf_text(conf), encoding="utf-8")
     assert read_model_conf(file) == conf
@@ -214,7 +214,7 @@ def test_a_model_without_a_configuration_is_described_by_its_signature():
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["the model's own names", "aliases"])
-def test_names_and_lod_are_the_configuration_s_types_and_shapes_the_model_s(own: bool):
+def test_names_and_lod_come_from_the_configuration_and_types_from_the_model(own: bool):
     given = ModelConf(
         feeds=(Var("words", "ids", True, BrpcElemType.FP32, (7,)), Var("b", "bb", False, 0, (9,))),
         fetches=(PREDICTION, Var("other", "another", False, 1, ())),
@@ -232,14 +232,14 @@ def test_names_and_lod_are_the_configuration_s_types_and_shapes_the_model_s(own:
     )
 
 
-def test_only_what_the_service_answers_is_described():
+def test_only_answered_outputs_are_described():
     outputs = [spec(name, "f4") for name in ("y", "the_y", "z", "x")]
     signature = ModelSignature("m", [spec("x", "f4")], outputs, ["z", "y", "z", "the_y"])
     given = ModelConf((), (Var("y", "the_y", False, 1, ()), Var("x", "the_x", False, 1, ())))
     assert [var.alias for var in conf_of(signature, given).fetches] == ["z", "the_y"]
 
 
-def test_an_answer_s_type_is_the_one_it_travels_in():
+def test_the_type_of_an_answer_is_the_one_on_the_wire():
     outputs = [spec("u2", "u2"), spec("u4", "u4"), spec("u8", "u8")]
     conf = conf_of(ModelSignature("m", [spec("x", "f4")], outputs))
     assert [var.elem_type for var in conf.fetches] == [
@@ -265,7 +265,7 @@ def test_a_type_that_the_service_cannot_carry_is_named(signature: ModelSignature
         conf_of(signature)
 
 
-def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path):
+def test_a_file_is_replaced_without_leftovers(tmp_path: Path):
     for alias in ("old", "new"):
         conf = ModelConf((Var("x", alias, False, 1, ()),), (PREDICTION,))
         write_client_conf(tmp_path, conf)
@@ -273,7 +273,7 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path):
         assert [file.name for file in tmp_path.iterdir()] == [CLIENT_FILE]
 
 
-def test_a_file_that_cannot_be_written_is_named_and_leaves_nothing(tmp_path: Path):
+def test_an_unwritable_file_is_named_without_leftovers(tmp_path: Path):
     conf = ModelConf((WORDS,), (PREDICTION,))
     with pytest.raises(InitError, match=f"no/{CLIENT_FILE} cannot be written: "):
         write_client_conf(tmp_path / "no", conf)

@@ -68,13 +68,13 @@ def test_a_list_that_does_not_hold_one_feed_is_refused(feed):
 
 
 @pytest.mark.parametrize("feed", [None, "x", zeros(1, 3), [zeros(1, 3)]])
-def test_a_feed_that_is_no_dict_is_refused(feed):
+def test_a_feed_that_is_not_a_dict_is_refused(feed):
     with pytest.raises(PayloadTypeError, match="feed must be a dict"):
         signature().feed(feed)
 
 
 @pytest.mark.parametrize("value", [["a"], [[1, None, 3]], None, "text", {"a": 1}])
-def test_a_value_that_is_no_array_is_refused_by_name_and_type(value):
+def test_a_value_that_is_not_an_array_is_refused_with_name_and_type(value):
     with pytest.raises(PayloadTypeError) as caught:
         signature().feed({"x": value})
     assert "feed_batch must be npdata: the value of 'x' must be np.ndarray" in str(caught.value)
@@ -116,7 +116,7 @@ def test_signed_integers_that_fit_are_fed_as_unsigned_ones(dtype):
 @pytest.mark.parametrize(
     ("shape", "batch", "fed"), [(("n",), True, ["a"]), ((), True, "a"), (("n", 1), False, [["a"]])]
 )
-def test_a_text_that_comes_by_itself_has_the_rank_of_its_input(shape, batch, fed):
+def test_a_single_text_gets_the_rank_of_its_input(shape, batch, fed):
     for text in ("a", b"a"):
         model = signature(spec(dtype=TEXT, shape=shape))
         assert model.feed({"x": text}, batch)["x"].tolist() == fed
@@ -191,7 +191,7 @@ def test_a_value_that_does_not_fit_is_refused_rather_than_wrapped(value, dtype, 
 
 
 @given(hnp.arrays(np.int64, (2, 3)))
-def test_integers_are_narrowed_exactly_or_not_at_all(values):
+def test_integers_are_narrowed_exactly_or_refused(values):
     narrow = signature(spec(dtype=np.int32))
     try:
         fed = narrow.feed({"x": values})["x"]
@@ -201,7 +201,7 @@ def test_integers_are_narrowed_exactly_or_not_at_all(values):
         assert fed.tolist() == values.tolist()
 
 
-def test_infinity_is_cast_as_it_is():
+def test_infinity_is_cast_unchanged():
     fed = signature().feed({"x": np.array([[np.inf, -np.inf, 0]])})["x"]
     assert fed.tolist() == [[np.inf, -np.inf, 0]]
 
@@ -230,7 +230,7 @@ def test_an_input_of_unknown_rank_takes_any_shape(shape):
     assert signature(spec(shape=None)).feed({"x": zeros(*shape)})["x"].shape == shape
 
 
-def test_a_batch_of_none_is_a_batch():
+def test_an_empty_batch_is_accepted():
     assert signature().feed({"x": zeros(0, 3)})["x"].shape == (0, 3)
 
 
@@ -281,18 +281,18 @@ def test_text_in_two_dimensions_keeps_its_order():
         (["a", 3], "int"),
     ],
 )
-def test_what_is_no_text_is_refused_for_a_text_input(value, text):
+def test_a_value_that_is_not_text_is_refused_for_a_text_input(value, text):
     with pytest.raises(PayloadTypeError, match=text):
         signature(spec(dtype=TEXT, shape=("n",))).feed({"x": value})
 
 
 @pytest.mark.parametrize("fetch", [None, [], ()])
-def test_fetching_nothing_in_particular_fetches_the_default(fetch):
+def test_without_a_fetch_list_the_default_is_fetched(fetch):
     assert signature(outputs=("a", "b")).fetch(fetch) == ("a", "b")
     assert signature(outputs=("a", "b"), fetch_list=["b"]).fetch(fetch) == ("b",)
 
 
-def test_outputs_are_fetched_in_the_order_asked():
+def test_outputs_are_fetched_in_the_requested_order():
     chosen = signature(outputs=("a", "b", "c"), fetch_list=["a"])
     assert list(chosen.fetch(["c", "b"])) == ["c", "b"]
     assert list(chosen.fetch("b")) == ["b"]
@@ -308,7 +308,7 @@ def test_a_fetch_list_with_an_unknown_name_is_refused_at_start():
         signature(outputs=("a",), fetch_list=["a", "z"])
 
 
-def test_arguments_of_older_clients_that_change_nothing_are_let_pass():
+def test_arguments_of_older_clients_without_effect_are_accepted():
     refuse_unknown_arguments({"logid": 7, "need_variant_tag": False})
 
 

@@ -55,11 +55,11 @@ def test_outputs_that_have_no_elements_either_are_answered(inputs, output, array
         ({"x": ("n", 2), "z": (0,)}, ("n", 2), {"x": (1, 2), "z": (0,)}),
     ],
 )
-def test_outputs_that_cannot_be_told_are_refused(inputs, output, arrays):
+def test_outputs_of_unknown_shape_are_refused(inputs, output, arrays):
     with pytest.raises(InputError, match=r"\[m\] feed '[xz]' has shape .*'y' is.*takes_empty"):
         answer(inputs, {"y": (F32, output)}, arrays)
 
 
-def test_only_the_outputs_that_are_asked_for_count():
+def test_only_requested_outputs_are_considered():
     outputs = {"y": (F32, ("n", 2)), "sum": (F32, (1, 2))}
     assert list(answer({"x": ("n", 2)}, outputs, {"x": (0, 2)}, ["y"])) == ["y"]

@@ -74,7 +74,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
 
 @settings(deadline=None)
 @given(arrays(), st.booleans(), st.text())
-def test_an_array_comes_back_as_it_went(array: np.ndarray[Any, Any], as_bytes: bool, name: str):
+def test_an_array_survives_the_round_trip(array: np.ndarray[Any, Any], as_bytes: bool, name: str):
     tensor = sent(numpy_to_tensor(name, array, as_bytes=as_bytes))
     back = tensor_to_numpy(tensor)
     assert tensor.name == name
@@ -97,7 +97,7 @@ def test_an_array_travels_in_the_field_of_its_elem_type(elem_type: ElemType):
 
 @settings(deadline=None)
 @given(arrays(), st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=9))
-def test_a_lod_of_any_length_comes_back_as_offsets(array: np.ndarray[Any, Any], lod: list[int]):
+def test_a_lod_of_any_length_is_decoded_as_offsets(array: np.ndarray[Any, Any], lod: list[int]):
     values = decode_tensors([sent(numpy_to_tensor("x", array, lod=lod))])
     assert list(values) == ["x", "x.lod"]
     assert same(values["x.lod"], np.array(lod, np.int32))
@@ -154,14 +154,14 @@ def test_a_value_is_sent_as_the_nearest_thing_that_the_wire_has(value: Any, expe
         ("\ud800", "surrogate"),
     ],
 )
-def test_what_the_wire_cannot_carry_is_refused_by_name(value: Any, told: str):
+def test_a_value_that_cannot_be_sent_is_refused_with_its_name(value: Any, told: str):
     with pytest.raises(PayloadTypeError, match=told) as caught:
         numpy_to_tensor("picture", value)
     assert "'picture'" in str(caught.value)
 
 
 @pytest.mark.parametrize("lod", [[2**31], ["a"], [0.5]])
-def test_a_lod_that_is_no_int32_is_refused(lod: list[Any]):
+def test_a_lod_outside_int32_is_refused(lod: list[Any]):
     with pytest.raises(PayloadTypeError, match="'x'"):
         numpy_to_tensor("x", np.zeros(3), lod=lod)
 
@@ -259,7 +259,7 @@ def test_the_later_of_two_tensors_with_one_name_wins():
         lod=st.lists(st.integers(-5, 5), max_size=3),
     )
 )
-def test_any_tensor_is_read_or_refused_and_nothing_else(tensor: Tensor):
+def test_any_tensor_is_decoded_or_refused(tensor: Tensor):
     with contextlib.suppress(PackageError):
         decode_tensors([tensor])
 
@@ -330,7 +330,7 @@ def test_a_npy_file_of_objects_is_never_unpickled():
         ),
     ],
 )
-def test_a_npy_file_that_lies_is_refused(tensor: Tensor, told: str):
+def test_an_inconsistent_npy_file_is_refused(tensor: Tensor, told: str):
     with pytest.raises(PackageError, match=told):
         tensor_to_numpy(tensor)
 
@@ -340,7 +340,7 @@ def test_a_npy_file_that_lies_is_refused(tensor: Tensor, told: str):
 
 @settings(deadline=None)
 @given(st.data())
-def test_packed_bytes_are_what_protobuf_itself_writes_and_reads(data: st.DataObject):
+def test_packed_bytes_equal_protobufs(data: st.DataObject):
     field = data.draw(st.sampled_from(sorted(PACKED_DTYPES)))
     numbers = data.draw(hnp.arrays(PACKED_DTYPES[field], st.integers(0, 200)))
     quick, slow = Tensor(name="x", shape=[3]), Tensor(name="x", shape=[3])
@@ -350,7 +350,7 @@ def test_packed_bytes_are_what_protobuf_itself_writes_and_reads(data: st.DataObj
     assert read_packed(slow, field).tobytes() == numbers.tobytes()
 
 
-def test_a_packed_field_is_found_behind_those_before_it_and_those_after():
+def test_a_packed_field_is_found_among_other_fields():
     tensor = Tensor(int64_data=[1, -1], float_data=[2.0], int_data=[3], uint32_data=[4] * 200)
     tensor.str_data.extend(["a", "b"])
     tensor.complex64_data.extend([5.0, 6.0])
@@ -370,12 +370,12 @@ def test_unknown_fields_of_a_newer_peer_do_not_disturb():
 @pytest.mark.parametrize(
     ("shape", "expected"), [([-1, 2], [[1, 2], [3, 4]]), ([2, -1], [[1, 2], [3, 4]]), ([-1], None)]
 )
-def test_one_dimension_is_what_the_elements_leave_for_it(shape, expected):
+def test_one_unknown_dimension_is_inferred_from_the_elements(shape, expected):
     tensor = Tensor(elem_type=1, float_data=[1, 2, 3, 4], shape=shape)
     assert tensor_to_numpy(tensor).tolist() == (expected or [1, 2, 3, 4])
 
 
-def test_one_text_of_a_request_is_a_str_and_one_of_an_answer_a_list():
+def test_one_text_of_a_request_is_a_str_and_of_an_answer_a_list():
     texts = [Tensor(name="t", elem_type=12, str_data=["abc"], shape=[1])]
     assert decode_request(texts) == {"t": "abc"}
     assert decode_tensors(texts) == {"t": ["abc"]}

@@ -110,7 +110,7 @@ _ONE_BY_ONE = {"a tensor in JSON", "a large tensor in JSON"}  # bfloat16, float1
 
 @pytest.mark.parametrize("form", WRITERS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_values_are_the_same_whatever_the_layout(form: str, layout: str) -> None:
+def test_values_are_equal_in_any_memory_layout(form: str, layout: str) -> None:
     for dtype in (*map(np.dtype, (*_INTEGERS, *_FLOATS, "bool")), _BF16):
         if (form, dtype.name) in _NO_FORM or (form in _ONE_BY_ONE and dtype.itemsize == 2):
             continue

@@ -43,7 +43,7 @@ def test_numbers_are_numpy_s_own_array(value: Any) -> None:
     assert (found.dtype, found.tolist()) == (own.dtype, own.tolist())
 
 
-def test_lists_that_are_uneven_are_refused_and_those_in_themselves_end() -> None:
+def test_uneven_lists_are_refused_and_recursive_ones_terminate() -> None:
     with pytest.raises(ValueError, match="inhomogeneous"):
         as_array([[1], [1, 2]])
     endless: list[Any] = []
@@ -85,9 +85,7 @@ def dropin(value: Any) -> Any:
     ],
 )
 @pytest.mark.parametrize("value", [TEXTS, MIXED, NESTED, BYTES])
-def test_who_reads_lists_keeps_their_text_as_long_as_it_is(
-    reads: Callable[[Any], Any], value: Any
-) -> None:
+def test_parsing_lists_does_not_pad_their_texts(reads: Callable[[Any], Any], value: Any) -> None:
     def read() -> None:
         with contextlib.suppress(Exception):
             reads(value)
@@ -96,7 +94,7 @@ def test_who_reads_lists_keeps_their_text_as_long_as_it_is(
     assert peak < 20_000_000
 
 
-def test_what_is_read_is_what_was_there() -> None:
+def test_lists_are_converted_without_losing_values() -> None:
     assert list(numpy_to_tensor("x", TEXTS).str_data) == TEXTS
     assert as_answer(TEXTS).tolist() == TEXTS
     assert array_of(TEXTS).tolist() == TEXTS

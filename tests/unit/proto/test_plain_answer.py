@@ -21,7 +21,7 @@ NUMBERS = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"
 
 
 @given(OBJECTS)
-def test_every_value_goes_out_as_it_is(fields):
+def test_each_value_is_written_unchanged(fields):
     assert same(json.loads(write_object(fields)), fields)
     assert same(json.loads(write_large_object(fields, LIMITS)), fields)
 
@@ -57,7 +57,7 @@ def test_an_array_is_a_nested_list(dtype, shape):
         ("\ud800", "\\ud800"),
     ],
 )
-def test_what_json_lacks_becomes_the_nearest(value, shown):
+def test_a_value_outside_json_becomes_the_nearest_one(value, shown):
     assert same(json.loads(write_object({"x": value})), {"x": shown})
     assert same(json.loads(write_large_object({"x": value}, LIMITS)), {"x": shown})
 
@@ -76,7 +76,7 @@ def test_a_large_array_is_written_in_slices():
         {"x": 'a:"\\' * 70_000, "y": [2**70] * 30_000},
     ],
 )
-def test_what_is_large_is_written_in_slices(fields):
+def test_a_large_object_is_written_in_slices(fields):
     assert json.loads(write_large_object(fields, LIMITS)) == fields
 
 
@@ -103,6 +103,6 @@ def test_a_value_that_holds_itself_is_refused():
         write_object({"x": endless_list})
 
 
-def test_limits_hold_for_what_is_large():
+def test_limits_apply_to_large_objects():
     with pytest.raises(TooLargeError, match="max_json_bytes"):
         write_large_object({"x": "a" * 2000}, Limits(json_bytes=1000))

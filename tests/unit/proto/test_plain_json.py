@@ -24,14 +24,14 @@ LIMITS = Limits()
 
 
 @given(OBJECTS, st.booleans())
-def test_every_value_comes_in_as_it_is(fields, spaced):
+def test_each_value_is_parsed_unchanged(fields, spaced):
     body = json.dumps(fields, ensure_ascii=spaced, indent=1 if spaced else None).encode()
     assert same(read_object(body), fields)
     assert same(read_large_object(body, LIMITS), fields)
 
 
 @given(st.binary(max_size=60) | OBJECTS.map(lambda fields: json.dumps(fields).encode()[:-1]))
-def test_what_is_no_json_object_is_refused_alike(body):
+def test_invalid_json_is_refused_equally_by_both_parsers(body):
     def outcome(read):
         try:
             return repr(read(body))
@@ -74,14 +74,14 @@ def endless(value):
         ("[" * 60_000, "nested too deeply"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(body, words):
+def test_an_error_has_its_position(body, words):
     for read in (read_object, lambda text: read_large_object(text, LIMITS)):
         with pytest.raises(PackageError) as caught:
             read(body.encode())
         assert words in str(caught.value)
 
 
-def test_what_is_no_utf8_is_refused():
+def test_invalid_utf8_is_refused():
     with pytest.raises(PackageError, match="not UTF-8: invalid start byte at byte 7"):
         read_object(b'{"a": "\xff"}')
 
@@ -102,13 +102,13 @@ def test_as_deep_as_allowed_and_many_side_by_side():
         {"x": 'a:"\\' * 70_000, "y": [2**70] * 30_000},
     ],
 )
-def test_what_is_large_is_read_in_slices(fields):
+def test_a_large_object_is_parsed_in_slices(fields):
     body = json.dumps(fields).encode()
     assert len(body) > 2**17
     assert read_large_object(body, LIMITS) == fields
 
 
-def test_limits_hold_for_what_is_large():
+def test_limits_apply_to_large_bodies():
     small = Limits(json_bytes=1000, text_elements=100)
     with pytest.raises(TooLargeError, match="max_json_bytes"):
         read_large_object(b" " * 2000, small)
@@ -126,7 +126,7 @@ class _Key(str):
     __hash__ = str.__hash__
 
 
-def test_a_key_that_is_there_twice_is_found_without_comparing_all_with_all() -> None:
+def test_a_duplicate_key_is_found_in_linear_time() -> None:
     pairs = [(_Key(number), 1) for number in (*range(1000), 999)]
     with pytest.raises(plain_json._TwiceError, match="'999'"):
         plain_json._once(pairs)
@@ -173,7 +173,7 @@ def test_more_members_than_allowed_are_refused_before_they_are_made():
         check_members(b'{"x":{%b}}' % within.encode())
 
 
-def test_keys_that_are_far_from_each_other_are_found_twice():
+def test_distant_duplicate_keys_are_found():
     members = ",".join(f'"k{each}":1' for each in range(50_000))
     with pytest.raises(PackageError, match="twice"):
         read_large_object(f'{{{members},"k0":1}}'.encode(), Limits())

@@ -31,7 +31,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         (["[fe80::1]:1"], 1),
     ],
 )
-def test_what_is_on_loopback_is_asked_directly(endpoints, expected):
+def test_loopback_endpoints_bypass_the_proxy(endpoints, expected):
     assert dict(channel_options(endpoints=endpoints))["grpc.enable_http_proxy"] == expected
 
 
@@ -47,7 +47,7 @@ def test_what_is_on_loopback_is_asked_directly(endpoints, expected):
         ({"http_proxy": PROXY, "no_proxy": "ocr.example", "no_grpc_proxy": "a"}, "http_proxy"),
     ],
 )
-def test_the_variable_is_named_by_which_a_server_is_asked(monkeypatch, variables, named):
+def test_the_variable_of_the_proxy_is_named(monkeypatch, variables, named):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     hint = proxy_hint(["ocr.example:1"])

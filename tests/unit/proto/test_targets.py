@@ -59,7 +59,7 @@ def test_an_endpoint_that_cannot_be_called_is_refused(endpoints: str | list[str]
         grpc_target(endpoints)
 
 
-def test_an_endpoint_that_is_no_text_is_refused():
+def test_an_endpoint_that_is_not_text_is_refused():
     with pytest.raises(TypeError, match="9998"):
         grpc_target([9998])
 

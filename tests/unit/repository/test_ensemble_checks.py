@@ -63,7 +63,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("case", RIGHT)
-def test_steps_that_fit_are_taken(case):
+def test_valid_steps_are_accepted(case):
     check_ensemble(RIGHT[case])
 
 

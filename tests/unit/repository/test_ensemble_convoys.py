@@ -84,7 +84,7 @@ def counted(there, name):
 
 
 @virtual
-async def test_they_go_from_step_to_step_as_they_are():
+async def test_a_convoy_passes_the_steps_unsplit():
     async with shelf() as there:
         await chain(there)
         assert await ask(there, 1, 2, 3) == [[[112]], [[113]], [[114]]]
@@ -98,7 +98,7 @@ async def test_they_go_from_step_to_step_as_they_are():
 
 
 @virtual
-async def test_what_a_caller_says_is_told_at_each_step():
+async def test_each_step_receives_the_request_info():
     async with shelf() as there:
         await chain(there)
         infos = [RequestInfo(id="one"), RequestInfo(id="two")]
@@ -108,7 +108,7 @@ async def test_what_a_caller_says_is_told_at_each_step():
 
 
 @virtual
-async def test_from_one_that_fails_on_each_goes_by_itself():
+async def test_after_a_failed_member_the_others_continue_separately():
     async with shelf() as there:
         await chain(there)
         assert await ask(there, 1, -5, 3) == [[[112]], "in ensemble 'e', below zero", [[114]]]
@@ -120,7 +120,7 @@ async def test_from_one_that_fails_on_each_goes_by_itself():
 
 
 @virtual
-async def test_a_model_that_takes_none_is_asked_for_each():
+async def test_a_model_without_convoys_gets_single_requests():
     async with shelf() as there:
         await chain(there, b={"batching": "full"})
         assert there.engines["e"].executor.convoys.size(1) == 0
@@ -130,7 +130,7 @@ async def test_a_model_that_takes_none_is_asked_for_each():
 
 
 @virtual
-async def test_what_asked_for_each_lets_go_of_them_with_the_answer():
+async def test_separate_calls_are_released_with_the_answer():
     async with shelf() as there:
         await chain(there, b={"batching": "full"})
         await ask(there, 1, 2)
@@ -159,7 +159,7 @@ async def test_a_join_has_them_together_again():
 
 
 @virtual
-async def test_outputs_of_several_steps_are_those_of_each():
+async def test_outputs_of_several_steps_belong_to_their_members():
     async with shelf() as there:
         await there.add(config_of("s", {"x": [1]}, {"y": [1]}, batch=8), plus(5), **BATCHED)
         await there.add(config_of("t", {"x": [1]}, {"y": [1]}, batch=8), plus(7), **BATCHED)
@@ -172,7 +172,7 @@ async def test_outputs_of_several_steps_are_those_of_each():
 
 
 @virtual
-async def test_who_leaves_is_told_to_the_model_that_has_it():
+async def test_a_cancelled_member_is_reported_to_the_running_model():
     async with shelf() as there:
         await chain(there, b_s=None)
         convoy, answer = begin(there, 1, 2)
@@ -188,7 +188,7 @@ async def test_who_leaves_is_told_to_the_model_that_has_it():
 
 
 @virtual
-async def test_all_who_leave_are_dropped_at_the_model():
+async def test_a_convoy_of_cancelled_members_is_dropped_at_the_model():
     async with shelf() as there:
         await chain(there, b_s=None)
         convoy, answer = begin(there, 1, 2)
@@ -202,7 +202,7 @@ async def test_all_who_leave_are_dropped_at_the_model():
 
 
 @virtual
-async def test_those_whose_worker_dies_are_asked_for_one_by_one():
+async def test_members_of_a_dead_worker_run_one_by_one():
     async with shelf() as there:
         await chain(there, b_s=None)
         _, answer = begin(there, 1, 2)
@@ -225,7 +225,7 @@ async def test_those_whose_worker_dies_are_asked_for_one_by_one():
 
 
 @virtual
-async def test_a_model_that_has_gone_fails_all():
+async def test_a_missing_model_fails_all_members():
     async with shelf() as there:
         await chain(there)
         del there.configs["b"], there.engines["b"]
@@ -234,7 +234,7 @@ async def test_a_model_that_has_gone_fails_all():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_comes_together_is_answered_as_it_is_alone(seed):
+def test_members_together_and_alone_get_equal_answers(seed):
     @virtual
     async def compare():
         chance = np.random.default_rng(seed)

@@ -48,7 +48,7 @@ async def chain(there: Shelf, most: int = 0, **service_s: float | None) -> None:
 
 
 @virtual
-async def test_a_chain_of_models_is_asked_step_by_step():
+async def test_a_chain_of_models_runs_step_by_step():
     async with shelf() as there:
         await chain(there)
         assert await there.answer("e", **{"in": [1, 2]}) == {"out": [112, 113]}
@@ -81,7 +81,7 @@ async def diamond(there: Shelf, **service_s: float | None) -> None:
 
 
 @virtual
-async def test_steps_that_need_nothing_of_each_other_run_at_once():
+async def test_independent_steps_run_in_parallel():
     async with shelf() as there:
         await diamond(there, b=None, c=None)
         asked = there.ask("e", **{"in": [1, 2]})
@@ -99,7 +99,7 @@ async def test_steps_that_need_nothing_of_each_other_run_at_once():
 
 
 @virtual
-async def test_a_step_whose_outputs_nobody_asked_for_is_not_run():
+async def test_a_step_without_requested_outputs_does_not_run():
     async with shelf() as there:
         await diamond(there)
         found = await there.answer("e", RequestInfo(outputs=("c",)), **{"in": [1, 2]})
@@ -114,7 +114,7 @@ async def test_a_step_whose_outputs_nobody_asked_for_is_not_run():
 
 
 @virtual
-async def test_a_model_is_asked_for_the_outputs_that_are_mapped():
+async def test_a_model_gets_only_its_mapped_outputs_requested():
     async with shelf() as there:
         config = config_of("a", ONE, {"y": [2], "z": [2]})
         op = await there.add(config, lambda x: {"y": x, "z": x})
@@ -126,7 +126,7 @@ async def test_a_model_is_asked_for_the_outputs_that_are_mapped():
 
 
 @virtual
-async def test_what_the_caller_says_reaches_each_model():
+async def test_each_model_receives_the_request_info():
     said = RequestInfo(
         id="7",
         parameters={"mood": "good", "timeout": 5},
@@ -149,7 +149,7 @@ async def test_what_the_caller_says_reaches_each_model():
 
 
 @virtual
-async def test_an_output_that_a_model_leaves_out_is_an_input_that_the_next_lacks(caplog):
+async def test_an_omitted_output_is_a_missing_input_of_the_next_step(caplog):
     async with shelf() as there:
         caplog.set_level("DEBUG")
         config = config_of("a", ONE, {"y": [2], "z": [2]})
@@ -202,7 +202,7 @@ async def test_an_optional_input_of_the_ensemble_may_be_missing():
     ],
 )
 @virtual
-async def test_the_batch_is_added_and_taken(batch, of_model, sent, fed, answered):
+async def test_the_batch_dimension_is_added_and_removed(batch, of_model, sent, fed, answered):
     async with shelf() as there:
         config = config_of("a", ONE, {"y": [2]}, of_model)
         op = await there.add(config, plus(1), batch_size=max(1, of_model))
@@ -217,7 +217,7 @@ async def test_the_batch_is_added_and_taken(batch, of_model, sent, fed, answered
 
 
 @virtual
-async def test_a_model_that_takes_the_batch_as_a_dimension_gets_all_of_it():
+async def test_a_model_with_the_batch_as_a_dimension_gets_all_rows():
     async with shelf() as there:
         op = await there.add(config_of("a", {"x": [-1, 2]}, {"y": [-1, 2]}), plus(1))
         await there.add_ensemble(
@@ -231,7 +231,7 @@ async def test_a_model_that_takes_the_batch_as_a_dimension_gets_all_of_it():
 
 
 @virtual
-async def test_an_error_says_in_which_ensemble_it_came_to_be():
+async def test_an_error_names_its_ensemble():
     async with shelf() as there:
         await chain(there)
 
@@ -252,7 +252,7 @@ async def test_an_error_says_in_which_ensemble_it_came_to_be():
 
 
 @virtual
-async def test_a_model_that_has_gone_and_one_that_refuses_fail_the_ensemble_at_once():
+async def test_a_missing_or_refusing_model_fails_the_ensemble_at_once():
     async with shelf() as there:
         await chain(there)
         config = there.configs.pop("b")
@@ -285,7 +285,7 @@ async def test_the_other_branch_is_finished_when_one_fails():
 
 
 @virtual
-async def test_who_leaves_is_dropped_at_the_model_that_has_it():
+async def test_a_cancelled_request_is_dropped_at_the_running_model():
     async with shelf() as there:
         await chain(there, b=None)
         asked = there.ask("e", **{"in": [1, 2]})
@@ -320,7 +320,7 @@ async def test_a_step_has_no_more_requests_than_it_may():
 
 
 @virtual
-async def test_many_that_wait_for_a_model_that_has_gone_are_all_told():
+async def test_requests_that_wait_for_a_missing_model_all_get_an_error():
     async with shelf() as there:
         await chain(there, most=1, a=None)
         asked = [there.ask("e", **{"in": [0, 0]}) for _ in range(200)]
@@ -373,7 +373,7 @@ async def parts(there: Shelf, most: int = 0, **service_s: float | None) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 3, 100])
 @virtual
-async def test_each_part_goes_on_through_the_rest(number):
+async def test_each_part_continues_through_the_remaining_steps(number):
     async with shelf() as there:
         await parts(there)
         sink = there.ask("e", sink=Parts(), **{"in": [number, 0]})
@@ -385,7 +385,7 @@ async def test_each_part_goes_on_through_the_rest(number):
 
 
 @virtual
-async def test_who_takes_no_parts_holds_the_model_that_makes_them():
+async def test_a_slow_client_pauses_the_model_that_streams():
     async with shelf() as there:
         made = []
 
@@ -434,7 +434,7 @@ async def test_a_model_that_fails_between_its_parts_ends_the_stream():
 
 
 @virtual
-async def test_who_leaves_a_stream_ends_it_at_the_model():
+async def test_a_cancelled_stream_ends_at_the_model():
     async with shelf() as there:
         await parts(there)
         sink = there.ask("e", sink=Parts(holds=True), **{"in": [1000, 0]})

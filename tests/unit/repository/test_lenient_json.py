@@ -22,7 +22,7 @@ from pipeline.repository.model_config import is_nested_deeper, parse_json, stric
         ('["x,]", ]', ["x,]"]),
     ],
 )
-def test_what_protobuf_takes_becomes_json(text: str, value: object) -> None:
+def test_forms_that_protobuf_accepts_become_json(text: str, value: object) -> None:
     assert json.loads(strict_json(text)) == value
 
 
@@ -33,25 +33,25 @@ _VALUES = st.recursive(
 
 
 @given(_VALUES)
-def test_json_stays_what_it_is(value: object) -> None:
+def test_valid_json_is_unchanged(value: object) -> None:
     text = json.dumps(value)
     assert json.loads(strict_json(text)) == value
     assert not is_nested_deeper(text, text.count("[") + text.count("{"))
 
 
 @pytest.mark.parametrize("text", ["{a: 1 6}", "[1 6]", "[tr ue]", "[1'a']", "[- 1]"])
-def test_what_blanks_set_apart_stays_apart(text: str) -> None:
+def test_separated_tokens_remain_separate(text: str) -> None:
     with pytest.raises(ValueError, match="line 1"):
         json.loads(strict_json(text))
 
 
 @given(st.text("{}[],:'\"ab1\\ "))
-def test_any_text_comes_to_an_end(text: str) -> None:
+def test_any_text_terminates(text: str) -> None:
     strict_json(text)
     is_nested_deeper(text, 3)
 
 
-def test_the_depth_is_that_of_what_is_open_at_once() -> None:
+def test_the_depth_counts_open_brackets() -> None:
     text = '{"a": [{"b": 1}, {"c": "[[[["}]}'
     assert [is_nested_deeper(text, most) for most in (2, 3)] == [True, False]
     assert is_nested_deeper("[" * 100_000, 99_999)
@@ -67,6 +67,6 @@ def test_a_configuration_is_read_so() -> None:
 @pytest.mark.parametrize(
     "text", ["{a b}", "{a: TYPE_FP32}", "{'a: 1}", "[1 2]", "{" * 5000, '{"a":' * 5000 + "1"]
 )
-def test_what_is_no_json_either_way_is_refused(text: str) -> None:
+def test_invalid_json_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^config: "):
         parse_json(text, "config")

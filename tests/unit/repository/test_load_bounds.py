@@ -34,7 +34,7 @@ _LONG = "a/" * 1500 + "b"
 @pytest.mark.parametrize(
     "path", ["../x", "/../x", "1/../../x", "", "/", ".", "1/a\0b", "x" * 300, _LONG]
 )
-def test_a_path_that_leads_elsewhere_is_refused(path: str) -> None:
+def test_a_path_outside_the_folder_is_refused(path: str) -> None:
     text = refusal_of_sent("m", Overrides("{}", {path: b"x"}))
     assert "is not a path below the folder of the model" in text
 
@@ -85,5 +85,5 @@ def test_numbers_that_take_the_server_along_are_refused(config: str, text: str) 
         _SAMPLE % (1000, 2**20),
     ],
 )
-def test_usual_numbers_are_taken(config: str) -> None:
+def test_usual_numbers_are_accepted(config: str) -> None:
     check_bounds("m", text_format.Parse(config, ModelConfig()), 8)

@@ -140,12 +140,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", RIGHT)
-def test_what_is_right_is_taken(case):
+def test_a_valid_configuration_is_accepted(case):
     checked(RIGHT[case])
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_refused_in_tritons_words(text):
+def test_an_invalid_configuration_is_refused_with_tritons_message(text):
     with pytest.raises(ConfigError) as refusal:
         checked(text)
     assert str(refusal.value) == WRONG[text]

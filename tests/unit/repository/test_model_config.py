@@ -36,7 +36,7 @@ parameters: {k: {string_value: v}}
 """
 
 
-def test_both_files_say_the_same(tmp_path):
+def test_both_formats_are_equal(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "a" / "config.pbtxt").write_text(TEXT)
@@ -47,7 +47,7 @@ def test_both_files_say_the_same(tmp_path):
     assert of_text.dynamic_batching.priority_queue_policy[2].default_timeout_microseconds == 7
 
 
-def test_a_folder_without_a_file_says_nothing(tmp_path):
+def test_a_folder_without_a_file_has_no_configuration(tmp_path):
     assert read_model_config(tmp_path) is None
 
 
@@ -58,7 +58,7 @@ def test_two_files_in_one_folder_are_refused(tmp_path):
         read_model_config(tmp_path)
 
 
-def test_what_is_wrong_in_a_text_has_its_line():
+def test_an_error_in_a_text_has_its_line():
     with pytest.raises(ConfigError, match=r'm/config\.pbtxt:2:1.*no field named "nope"'):
         parse_text(b'name: "m"\nnope: 1', "m/config.pbtxt")
 
@@ -72,12 +72,12 @@ def test_what_is_wrong_in_a_text_has_its_line():
         ('{"max_batch_size": "many"}', "max_batch_size"),
     ],
 )
-def test_json_that_is_no_configuration_is_refused(text, expected):
+def test_invalid_json_is_refused(text, expected):
     with pytest.raises(ConfigError, match=f"config: .*{expected}"):
         parse_json(text, "config")
 
 
-def test_what_was_not_given_is_shown_with_its_default_and_numbers_are_numbers():
+def test_missing_keys_are_shown_with_defaults_and_numbers_are_numbers():
     shown = as_json(parse_text(TEXT.encode(), "x"))
     (x,) = shown["input"]
     assert x == {
@@ -99,7 +99,7 @@ def test_what_was_not_given_is_shown_with_its_default_and_numbers_are_numbers():
     assert "optimization" not in shown
 
 
-def test_what_is_shown_is_read_again():
+def test_a_shown_configuration_is_parsed_unchanged():
     config = parse_text(TEXT.encode(), "x")
     assert parse_json(msgspec.json.encode(as_json(config)), "x") == config
 
@@ -112,7 +112,7 @@ def test_what_is_shown_is_read_again():
         "12345678901": "Integer out of range (12345678901)",
     }.items(),
 )
-def test_a_number_that_is_none_is_told_in_tritons_words_too(value, told):
+def test_an_invalid_number_is_refused_with_tritons_message(value, told):
     text = f"ensemble_scheduling {{ max_inflight_requests: {value} }}"
     with pytest.raises(ConfigError) as caught:
         parse_text(text.encode(), "x")

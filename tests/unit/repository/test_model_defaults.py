@@ -33,18 +33,18 @@ def filled(text="", name="m", files=(), cards=()) -> ModelConfig:
         ('platform: "ensemble"', [], ("", "ensemble", "")),
     ],
 )
-def test_the_backend_is_told_by_what_is_there(text, files, expected):
+def test_the_backend_is_derived_from_the_files(text, files, expected):
     config = filled(text, files=files)
     assert (config.backend, config.platform, config.default_model_filename) == expected
 
 
-def test_the_name_of_a_folder_may_say_the_backend():
+def test_the_name_of_a_folder_may_name_the_backend():
     config = filled(name="model.identity", files=["model.identity"])
     assert (config.name, config.backend) == ("model.identity", "identity")
     assert config.default_model_filename == "model.identity"
 
 
-def test_a_model_of_no_known_backend_is_refused():
+def test_a_model_without_a_known_backend_is_refused():
     with pytest.raises(ConfigError, match="Could not determine backend for model 'm'"):
         filled()
 

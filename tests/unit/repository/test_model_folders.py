@@ -29,7 +29,7 @@ def policy(**choice) -> ModelConfig:
     return ModelConfig(version_policy=choice)
 
 
-def test_models_and_versions_are_found(repository):
+def test_models_and_versions_are_listed(repository):
     (repository / "README.md").touch()
     found = model_folders([repository])
     assert {name: list(folder.versions) for name, folder in found.items()} == {
@@ -39,13 +39,13 @@ def test_models_and_versions_are_found(repository):
     assert found["b"].files == ["model.onnx"]
 
 
-def test_what_is_no_version_is_left_out(repository):
+def test_a_folder_that_is_not_a_version_is_ignored(repository):
     for name in ("01", "x", "-1", "warmup", "initial_state", "configs", "0"):
         (repository / "b" / name).mkdir()
     assert list(look(repository / "b").versions) == [0, 1]
 
 
-def test_a_name_in_two_repositories_is_no_model(repository, tmp_path_factory, caplog):
+def test_a_name_in_two_repositories_is_not_a_model(repository, tmp_path_factory, caplog):
     other = tmp_path_factory.mktemp("other")
     (other / "a" / "1").mkdir(parents=True)
     assert list(model_folders([repository, other])) == ["b"]
@@ -81,7 +81,7 @@ def touched(path, ns):
     os.utime(path, ns=(ns, ns))
 
 
-def test_what_has_changed_is_seen_part_by_part(repository):
+def test_changes_are_detected_per_version(repository):
     folder, later = repository / "a", 2**62
     before = look(folder).stamp
     touched(folder / "3" / "model.py", later)

@@ -15,7 +15,7 @@ def test_keys_and_names():
     assert named(KEYS, "art") == []
 
 
-def test_a_model_of_the_own_namespace_comes_first_then_the_only_one():
+def test_a_model_of_the_same_namespace_precedes_a_unique_one():
     steps = ("part", "only", "none")
     assert links_of("/a", steps, KEYS) == {"part": "/a::part", "only": "/b::only"}
     assert links_of("/b", steps, KEYS) == {"part": "/b::part", "only": "/b::only"}

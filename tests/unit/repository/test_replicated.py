@@ -80,7 +80,7 @@ class Server:
         self.queries = ReplicaQuery(lambda: list(self.members))
 
     async def add(self, number: int, loading: Loading | None = None) -> Replica:
-        replica = Replica(self, number, loading or nothing)
+        replica = Replica(self, number, loading or load_at_once)
         await replica.start()
         return replica
 
@@ -93,7 +93,7 @@ class Server:
         self.queries.on_exit(replica)
 
 
-async def nothing() -> None:
+async def load_at_once() -> None:
     """Load at once."""
 
 
@@ -106,7 +106,7 @@ async def missing() -> None:
 
 
 @virtual
-async def test_nothing_is_kept_of_a_model_that_is_not_there(tmp_path):
+async def test_a_missing_model_leaves_no_state(tmp_path):
     one = await Server(tmp_path).add(0, missing)
     with pytest.raises(V2Error, match="no such model"):
         await one.control.load("m", Overrides())
@@ -114,7 +114,7 @@ async def test_nothing_is_kept_of_a_model_that_is_not_there(tmp_path):
 
 
 @virtual
-async def test_an_error_of_any_kind_is_told_to_who_asks(tmp_path):
+async def test_any_error_of_a_load_is_returned_to_the_client(tmp_path):
     server = Server(tmp_path)
     one = await server.add(0, failing)
     with pytest.raises(V2Error, match="model 'm': OSError: no space left"):
@@ -123,7 +123,7 @@ async def test_an_error_of_any_kind_is_told_to_who_asks(tmp_path):
 
 
 @virtual
-async def test_a_replica_whose_load_fails_as_no_other_one_does_leaves(tmp_path):
+async def test_a_replica_whose_load_alone_fails_leaves(tmp_path):
     server = Server(tmp_path)
     one, two = await server.add(0), await server.add(1, failing)
     await one.control.load("m", Overrides())
@@ -131,7 +131,7 @@ async def test_a_replica_whose_load_fails_as_no_other_one_does_leaves(tmp_path):
 
 
 @virtual
-async def test_a_replica_that_comes_while_others_load_loads_it_too(tmp_path):
+async def test_a_replica_that_joins_during_a_load_also_loads(tmp_path):
     server, gate = Server(tmp_path), asyncio.Event()
     one = await server.add(0, gate.wait)
     loads = asyncio.ensure_future(one.control.load("m", Overrides()))
@@ -146,7 +146,7 @@ async def test_a_replica_that_comes_while_others_load_loads_it_too(tmp_path):
 
 
 @virtual
-async def test_a_replica_that_comes_takes_over_the_last_change_of_each_model(tmp_path):
+async def test_a_joining_replica_applies_the_last_change_of_each_model(tmp_path):
     server = Server(tmp_path)
     one = await server.add(0)
     for name in ("m", "n", "m"):
@@ -167,7 +167,7 @@ async def test_a_replica_that_cannot_do_as_the_others_does_not_start(tmp_path):
 
 
 @virtual
-async def test_who_lacks_a_model_leaves_though_the_one_that_was_asked_to_load_it_dies(tmp_path):
+async def test_a_replica_without_the_model_leaves_although_the_leader_died(tmp_path):
     server, gate = Server(tmp_path), asyncio.Event()
     asked, well, behind = [
         await server.add(number, loading)
@@ -186,7 +186,7 @@ async def test_who_lacks_a_model_leaves_though_the_one_that_was_asked_to_load_it
 
 
 @virtual
-async def test_a_change_that_is_asked_for_later_is_nobodys_arrears(tmp_path):
+async def test_a_joining_replica_does_not_wait_for_later_changes(tmp_path):
     server, gate = Server(tmp_path), asyncio.Event()
     one, two = await server.add(0, gate.wait), await server.add(1)
     first = asyncio.ensure_future(one.control.load("m", Overrides()))

@@ -27,7 +27,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_stream_is_not_joined_with_anything_else(case):
+def test_a_stream_is_not_joined_with_other_inputs(case):
     steps = WRONG[case]
     outputs = {"out": ONE} if steps[-1][0] == "joins" else {"p": ONE, "o": ONE}
     config = ensemble_of("e", {"in": ONE}, outputs, *steps)
@@ -39,7 +39,7 @@ def test_a_stream_is_not_joined_with_anything_else(case):
     )
 
 
-def test_what_is_made_of_a_stream_may_be_joined_with_it():
+def test_results_of_a_stream_may_be_joined_with_it():
     join = ("joins", {"a": "p", "b": "b"}, {"y": "out"})
     config = ensemble_of("e", {"in": ONE}, {"out": ONE}, PARTS, BEHIND, join)
     assert check_steps(config, lambda name, version: MODELS[name]) is True

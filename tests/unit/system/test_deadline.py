@@ -14,7 +14,7 @@ from pipeline.errors import DeadlineError
 
 
 @pytest.fixture(autouse=True)
-def nothing_set() -> Iterator[None]:
+def no_deadline_after() -> Iterator[None]:
     yield
     set_call_deadline(None)
 

@@ -12,7 +12,7 @@ from pipeline.system.startup_log import STARTUP, log_if_slow, who_ended, who_loa
 
 
 @pytest.fixture
-def said(caplog):
+def logged_lines(caplog):
     """Return the logged lines of the start."""
     caplog.set_level("INFO", STARTUP)
     return lambda: [re.sub(r"\d\d:\d\d:\d\d", "now", text) for text in caplog.messages]
@@ -32,45 +32,45 @@ def started(work):
     return run_virtual(main())
 
 
-def test_what_is_quick_is_not_told(said):
+def test_what_is_quick_is_not_told(logged_lines):
     assert started(sleeps(0.9, 7)) == 7
-    assert said() == []
+    assert logged_lines() == []
 
 
-def test_what_takes_longer_than_a_second_is_told_when_it_began_and_when_it_is_done(said):
+def test_what_takes_longer_than_a_second_is_told_when_it_began_and_when_it_is_done(logged_lines):
     assert started(sleeps(12.34, 7)) == 7
-    assert said() == ["Op 'a': loading since now", "Op 'a': ready after 12.3 s"]
+    assert logged_lines() == ["Op 'a': loading since now", "Op 'a': ready after 12.3 s"]
 
 
-def test_what_fails_is_no_longer_loading(said):
+def test_what_fails_is_no_longer_loading(logged_lines):
     with pytest.raises(ValueError, match="broken"):
         started(sleeps(2, ValueError("broken")))
-    assert said() == ["Op 'a': loading since now", "Op 'a': not ready after 2.0 s"]
+    assert logged_lines() == ["Op 'a': loading since now", "Op 'a': not ready after 2.0 s"]
 
 
-def test_the_reader_of_these_lines_knows_who(said):
+def test_the_reader_of_these_lines_knows_who(logged_lines):
     started(sleeps(2))
-    loading, ready = said()
+    loading, ready = logged_lines()
     assert (who_loads(loading), who_ended(loading)) == ("Op 'a'", "")
     assert (who_loads(ready), who_ended(ready)) == ("", "Op 'a'")
 
 
 @virtual
-async def test_many_ops_that_take_their_time_are_told_together(said, monkeypatch):
+async def test_many_ops_that_take_their_time_are_told_together(logged_lines, monkeypatch):
     async def start(self):
         await asyncio.sleep(2.0 if self.op.name != "op7" else 3.0)
 
     monkeypatch.setattr(ScriptedWorkers, "start", start)
     async with Engine(chain(*(f"op{each}" for each in range(40)))):
         pass
-    first, last = said()
+    first, last = logged_lines()
     assert who_loads(first) == who_ended(last)
     assert re.fullmatch(r"Op '\w+', Op '\w+' and \d\d more: loading since now", first)
     assert last.endswith(": ready after 3.0 s")
 
 
 @virtual
-async def test_each_op_that_takes_its_time_is_told(said, monkeypatch):
+async def test_each_op_that_takes_its_time_is_told(logged_lines, monkeypatch):
     times = {"a": 3.0, "b": 0.5, "c": 2.0}
 
     async def start(self):
@@ -79,7 +79,7 @@ async def test_each_op_that_takes_its_time_is_told(said, monkeypatch):
     monkeypatch.setattr(ScriptedWorkers, "start", start)
     async with Engine(chain("a", "b", "c")):
         pass
-    assert said() == [
+    assert logged_lines() == [
         "Op 'a': loading since now",
         "Op 'c': loading since now",
         "Op 'c': ready after 2.0 s",

@@ -84,7 +84,7 @@ def test_the_parts_of_a_stream_are_there():
         answers.parts(1)
 
 
-class Asks(Op):
+class CountsContexts(Op):
     async def init_op(self):
         self.calls = 0
 
@@ -98,7 +98,9 @@ class Asks(Op):
 
 def test_async_methods_contexts_and_numbers_of_requests():
     infos = [RequestInfo(id="first"), RequestInfo(id="second")]
-    answers = run_op(Asks, [{"x": np.zeros(1)}] * 2, batch_size=2, infos=infos, log_ids=[7])
+    answers = run_op(
+        CountsContexts, [{"x": np.zeros(1)}] * 2, batch_size=2, infos=infos, log_ids=[7]
+    )
     assert list(answers) == [{"id": "first", "ids": (0, 7)}, {"id": "second", "ids": (1, 0)}]
 
 

@@ -33,7 +33,7 @@ contexts = st.builds(
 
 
 @pytest.fixture(autouse=True)
-def nothing_set() -> Iterator[None]:
+def no_trace_after() -> Iterator[None]:
     yield
     set_call_trace("")
 

@@ -22,7 +22,9 @@ def _searched(service: SimulatedService, goal: Goal, most_trials: int) -> Search
     return search
 
 
-def _one_op(cost: SimulatedOp, *, processes: bool = False, parallel: float = 4) -> SimulatedService:
+def _service_of(
+    cost: SimulatedOp, *, processes: bool = False, parallel: float = 4
+) -> SimulatedService:
     op = OpSpace("only", _WORKERS, _SIZES, in_processes=processes)
     return SimulatedService(Space((op,), clients=32, cores=4), (cost,), parallel)
 
@@ -37,14 +39,14 @@ def test_a_tenth_of_the_trials_finds_nearly_what_a_full_sweep_finds(seed):
 
 
 def test_of_an_op_that_waits_the_workers_are_raised_until_all_clients_are_served():
-    search = _searched(_one_op(SimulatedOp(0.0, 20.0, 0.0)), Goal(), 8)
+    search = _searched(_service_of(SimulatedOp(0.0, 20.0, 0.0)), Goal(), 8)
     assert search.best is not None
     assert search.best.settings[0].concurrency == 16
     assert search.best.settings[0].batch_size == 1  # larger ones bring nothing
 
 
 def test_of_an_op_that_holds_the_gil_it_is_the_batches_that_count():
-    search = _searched(_one_op(SimulatedOp(20.0, 0.1, 1.0), parallel=1), Goal(), 8)
+    search = _searched(_service_of(SimulatedOp(20.0, 0.1, 1.0), parallel=1), Goal(), 8)
     assert search.best is not None
     assert search.best.settings[0].batch_size * search.best.settings[0].concurrency >= 32
     assert search.best.settings[0].concurrency <= 2
@@ -65,7 +67,7 @@ def test_three_ops_are_balanced_in_two_dozen_trials():
 
 
 def test_memory_is_kept_to_by_what_processes_were_seen_to_take():
-    service = _one_op(SimulatedOp(0.0, 20.0, 0.0), processes=True)
+    service = _service_of(SimulatedOp(0.0, 20.0, 0.0), processes=True)
     search = _searched(service, Goal(memory_mb=200), 10)
     assert search.best is not None
     assert search.best.settings[0].concurrency == 4  # of 20 MiB beside 100: 8 are beyond
@@ -73,27 +75,27 @@ def test_memory_is_kept_to_by_what_processes_were_seen_to_take():
 
 
 def test_a_limit_of_latency_is_kept_to():
-    service = _one_op(SimulatedOp(0.0, 20.0, 0.0))
+    service = _service_of(SimulatedOp(0.0, 20.0, 0.0))
     search = _searched(service, Goal(p99_ms=100), 10)
     assert search.best is not None
     assert search.best.p99_ms <= 100
 
 
 def test_where_nothing_is_within_the_limits_there_is_no_best():
-    search = _searched(_one_op(SimulatedOp(0.0, 20.0, 0.0)), Goal(p99_ms=1), 6)
+    search = _searched(_service_of(SimulatedOp(0.0, 20.0, 0.0)), Goal(p99_ms=1), 6)
     assert search.best is None
     assert search.trials
 
 
 def test_latency_alone_may_be_the_goal():
-    service = _one_op(SimulatedOp(0.0, 20.0, 0.0))
+    service = _service_of(SimulatedOp(0.0, 20.0, 0.0))
     search = _searched(service, Goal(for_latency=True), 8)
     assert search.best is not None
     assert search.best.p99_ms < 0.1 * search.trials[0].p99_ms
 
 
 def test_settings_that_fail_are_told_and_their_like_left_alone():
-    service = _one_op(SimulatedOp(5.0, 5.0, 0.0))
+    service = _service_of(SimulatedOp(5.0, 5.0, 0.0))
     search = Search(service.space, Goal(), (_SMALLEST,), 12)
     failed = 0
     while (settings := search.propose()) is not None:
@@ -108,7 +110,7 @@ def test_settings_that_fail_are_told_and_their_like_left_alone():
 
 
 def test_a_service_of_which_nothing_goes_well_is_tried_once():
-    search = Search(_one_op(SimulatedOp(1.0, 1.0, 0.0)).space, Goal(), (_SMALLEST,), 12)
+    search = Search(_service_of(SimulatedOp(1.0, 1.0, 0.0)).space, Goal(), (_SMALLEST,), 12)
     settings = search.propose()
     assert settings is not None
     search.tell(Trial(settings, problem="it does not start"))

@@ -10,13 +10,13 @@ from pipeline.workers.inbox import LoopInbox
 
 
 @on_loop
-async def test_what_may_wait_is_called_and_the_loop_looks_for_more_by_itself():
+async def test_a_delayed_call_runs_when_the_loop_polls():
     loop = CountingLoop(asyncio.get_running_loop())
-    found, drained = [], asyncio.Event()
+    collected, drained = [], asyncio.Event()
     inbox = LoopInbox(loop, drained.set)
 
     def say(number):
-        inbox.post_soon(lambda *each: found.append(each), number, 0)
+        inbox.post_soon(lambda *item: collected.append(item), number, 0)
 
     say(0)
     say(1)
@@ -26,7 +26,7 @@ async def test_what_may_wait_is_called_and_the_loop_looks_for_more_by_itself():
     assert loop.woken == 1, "it looks again"
     drained.clear()
     await drained.wait()
-    assert found == [(0, 0), (1, 0), (2, 0)]
+    assert collected == [(0, 0), (1, 0), (2, 0)]
     await loop.looked_in_vain.wait()
     say(3)
     assert loop.woken == 2
@@ -54,11 +54,11 @@ class CountingLoop:
 
 
 @on_loop
-async def test_what_is_urgent_brings_along_what_may_wait_in_order():
+async def test_an_urgent_call_runs_waiting_ones_first():
     loop = asyncio.get_running_loop()
-    found, drained = [], asyncio.Event()
+    collected, drained = [], asyncio.Event()
     inbox = LoopInbox(loop, drained.set)
-    inbox.post_soon(lambda *each: found.append(each), 1, 0)
-    inbox.post(lambda *each: found.append(each), 2, 0)
+    inbox.post_soon(lambda *item: collected.append(item), 1, 0)
+    inbox.post(lambda *item: collected.append(item), 2, 0)
     await drained.wait()
-    assert found == [(1, 0), (2, 0)]
+    assert collected == [(1, 0), (2, 0)]

@@ -14,7 +14,7 @@ def test_the_first_end_is_made_good_at_once():
     assert restart_pause_s(0) == restart_pause_s(1) == 0
 
 
-def test_then_the_pause_doubles_from_a_tenth_of_a_second_to_ten_seconds():
+def test_the_pause_doubles_from_a_tenth_of_a_second_to_ten_seconds():
     pauses = [restart_pause_s(failures) for failures in range(2, 12)]
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10]
 
@@ -39,7 +39,7 @@ def test_an_end_after_some_progress_counts_as_the_first():
     assert (place.failures, place.is_looping, place.pause_s) == (1, False, 0)
 
 
-def test_the_last_cause_is_the_one_that_is_told():
+def test_the_last_cause_is_reported():
     place = RestartSlot(0)
     for cause in ("one", "other"):
         place.ended(cause, got_somewhere=False)
@@ -54,11 +54,11 @@ def test_the_last_cause_is_the_one_that_is_told():
         (20, "it is restarted in 10.0 s (20 times in a row)"),
     ],
 )
-def test_what_follows_is_said_in_words(failures, text):
+def test_the_restart_is_described(failures, text):
     assert RestartSlot(0, failures, unprovoked=failures).describe_restart() == text
 
 
-def test_ends_that_jobs_are_to_blame_for_delay_nobody():
+def test_deaths_caused_by_jobs_delay_no_restart():
     place = RestartSlot(0)
     for _ in range(5):
         place.ended("was killed by SIGSEGV", got_somewhere=False, is_blamed=True)

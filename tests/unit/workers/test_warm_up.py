@@ -50,7 +50,7 @@ def test_requests_of_a_sample_are_one_batch_or_run_alone():
         Sums, WarmUpSample("together", FEED, 3), WarmUpSample("alone", FEED, 2, 2, False)
     )
     warm_up(made, 0)
-    assert [each["x"] for each in op.seen] == [(3, 2), *[(1, 2)] * 4]
+    assert [item["x"] for item in op.seen] == [(3, 2), *[(1, 2)] * 4]
     assert op.seen[0]["START"] == (3, 1)
 
 
@@ -68,7 +68,7 @@ def test_the_first_that_fails_ends_it(tmp_path):
     assert len(op.seen) == 1
 
 
-def test_each_run_is_told_where_faults_are_looked_for(tmp_path, capsys):
+def test_each_warm_up_run_is_logged(tmp_path, capsys):
     made, _ = bound(Sums, WarmUpSample("twice", FEED, 1, 2), concurrency=3)
     with logs_in(None, "DEBUG", to="stdout"):
         warm_up(made, 2)

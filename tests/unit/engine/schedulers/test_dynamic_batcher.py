@@ -22,7 +22,7 @@ def preferring(*sizes, delay=TEN_S, held=0, **more):
     return batcher
 
 
-def asked(batcher, *requests):
+def send(batcher, *requests):
     """Send (time, rows) or (time, rows, shape), in order; then let all delays pass."""
     for time, *request in requests:
         batcher.at(time).ask(request[0], shape=request[1] if len(request) > 1 else 16)
@@ -56,7 +56,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "sizes", "requests", "ran"), CASES, ids=[c[0] for c in CASES])
 def test_cases_of_l0_batcher(name, sizes, requests, ran):
-    assert asked(preferring(*sizes), *requests) == ran
+    assert send(preferring(*sizes), *requests) == ran
 
 
 # The same with TRITONSERVER_DELAY_SCHEDULER: so many are there when the batcher begins.
@@ -79,7 +79,7 @@ HELD = [
     ("name", "sizes", "held", "requests", "ran"), HELD, ids=[c[0] for c in HELD]
 )
 def test_cases_of_l0_batcher_that_collect_first(name, sizes, held, requests, ran):
-    assert asked(preferring(*sizes, held=held), *requests) == ran
+    assert send(preferring(*sizes, held=held), *requests) == ran
 
 
 @pytest.mark.parametrize(("count", "ran"), [(4, [4]), (5, [4, 1]), (7, [6, 1]), (3, [3])], ids=str)
@@ -114,7 +114,7 @@ def test_observed_of_triton_preferred_four_of_three_four_and_five():
             batcher.ask()
         assert batcher.at(1.0).sizes == ran
     batcher = preferring(4, delay=300_000)
-    assert asked(batcher, (0, 3), (0, 3)) == [(0, 3), (0.3, 3)]
+    assert send(batcher, (0, 3), (0, 3)) == [(0, 3), (0.3, 3)]
 
 
 def test_a_request_is_never_split_and_a_batch_never_too_large():

@@ -29,7 +29,7 @@ class Seats:
         if batch is None:
             return None
         assert isinstance(batch, Batch)
-        return [each.data_id for each in batch.items], batch.worker
+        return [entry.data_id for entry in batch.items], batch.worker
 
     def leave(self, data_id):
         self.scheduler.leave(self.items[data_id])
@@ -101,7 +101,7 @@ def test_no_request_joins_without_workers():
     seats.add(1)
     seats.load.workers = 0
     assert seats.next() is None
-    assert [each.data_id for each in seats.scheduler.clear()] == [1]
+    assert [entry.data_id for entry in seats.scheduler.clear()] == [1]
     assert len(seats.scheduler) == 0
 
 

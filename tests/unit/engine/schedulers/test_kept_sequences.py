@@ -12,7 +12,7 @@ from pipeline.errors import DeadlineError, PipelineError, WorkerDiedError
 DIED = WorkerDiedError("the worker process was killed")
 
 
-class Kept(Sequences):
+class CheckpointedSequences(Sequences):
     """As Sequences, of which each step leaves its number as the states of its sequence."""
 
     def __init__(self, **options: Any) -> None:
@@ -42,7 +42,7 @@ class Kept(Sequences):
 
 
 def test_a_sequence_continues_at_another_worker_with_its_states() -> None:
-    at = Kept(workers=2)
+    at = CheckpointedSequences(workers=2)
     at.ask("7 start")
     assert at.next() == (0, {0: "7/1"})
     at.done()
@@ -63,7 +63,7 @@ def test_a_sequence_continues_at_another_worker_with_its_states() -> None:
 
 
 def test_a_repeated_first_request_carries_empty_states() -> None:
-    at = Kept()
+    at = CheckpointedSequences()
     at.ask("7 start")
     at.next()
     assert at.fail(0) == []
@@ -72,7 +72,7 @@ def test_a_repeated_first_request_carries_empty_states() -> None:
 
 
 def test_requests_of_a_lost_batch_run_alone_and_the_culprit_fails() -> None:
-    at = Kept(slots=4)
+    at = CheckpointedSequences(slots=4)
     for name in "abc":
         at.ask(f"{name} start")
     assert at.next() == (0, {0: "a/1", 1: "b/2", 2: "c/3"})
@@ -93,7 +93,7 @@ def test_requests_of_a_lost_batch_run_alone_and_the_culprit_fails() -> None:
 
 
 def test_a_request_with_which_a_worker_hung_alone_fails_as_configured() -> None:
-    at = Kept()
+    at = CheckpointedSequences()
     at.ask("7 start")
     at.next()
     assert at.fail(0, DeadlineError("hung")) == [1]
@@ -102,7 +102,7 @@ def test_a_request_with_which_a_worker_hung_alone_fails_as_configured() -> None:
 
 
 def test_a_sequence_of_a_lost_worker_precedes_later_sequences() -> None:
-    at = Kept()
+    at = CheckpointedSequences()
     at.ask("7 start")
     at.ask("8 start")
     at.next()
@@ -111,7 +111,7 @@ def test_a_sequence_of_a_lost_worker_precedes_later_sequences() -> None:
 
 
 def test_the_timeout_of_the_backlog_ignores_a_sequence_that_had_a_slot() -> None:
-    at = Kept(workers=1)
+    at = CheckpointedSequences(workers=1)
     at.ask("7 start")
     at.next()
     at.ask("8 start", timeout=1_000_000)
@@ -128,7 +128,7 @@ def test_the_timeout_of_the_backlog_ignores_a_sequence_that_had_a_slot() -> None
 
 
 def test_an_idle_sequence_of_a_lost_worker_is_reaped_in_time() -> None:
-    at = Kept(max_idle_ms=1000)
+    at = CheckpointedSequences(max_idle_ms=1000)
     at.ask("7 start")
     at.next()
     at.now = 1.0
@@ -144,7 +144,7 @@ def test_an_idle_sequence_of_a_lost_worker_is_reaped_in_time() -> None:
 
 
 def test_a_request_cancelled_during_its_run_is_not_repeated() -> None:
-    at = Kept()
+    at = CheckpointedSequences()
     item = at.ask("7 start")
     at.next()
     at.scheduler.drop(item.request)
@@ -154,7 +154,7 @@ def test_a_request_cancelled_during_its_run_is_not_repeated() -> None:
 
 
 def test_a_sequence_without_saved_states_ends_with_its_worker() -> None:
-    at = Kept()
+    at = CheckpointedSequences()
     at.ask("7 start")
     at.next()
     at.scheduler.book.keep(at.out[0].items, {0: None})
@@ -167,7 +167,7 @@ def test_a_sequence_without_saved_states_ends_with_its_worker() -> None:
 
 
 def test_states_reported_before_a_worker_was_lost_are_used() -> None:
-    at = Kept(workers=2)
+    at = CheckpointedSequences(workers=2)
     at.ask("7 start")
     at.ask("8 start end")
     assert at.next() == (0, {0: "7/1"})

@@ -86,15 +86,15 @@ def test_oldest_batches(name):
     options = {"max_candidates": 4, "preferred_batch_sizes": (4,), "max_queue_delay_ms": 5000}
     sequences = Sequences("oldest", slots=8, **options)
     ask_all(sequences, who)
-    found = Counter()
+    collected = Counter()
     while sequences.scheduler.book.queued:
         begun = sequences.next()
         if isinstance(begun, float):
             sequences.now = begun  # who is alone waits for others until the delay is over
             continue
-        found[len(begun[1])] += 1
+        collected[len(begun[1])] += 1
         sequences.done()
-    assert found == sizes
+    assert collected == sizes
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_queue_delay(share, sizes):
     sequences = Sequences("direct", slots=4, min_slot_utilization=share, **options)
     sequences.ask("1 start")
     begun = {}
-    found = Counter()
+    collected = Counter()
 
     def run():
         while isinstance(each := sequences.next(), tuple):
             for name in each[1].values():
                 begun[name] = sequences.now
-            found[max(each[1]) + 1] += 1
+            collected[max(each[1]) + 1] += 1
             sequences.done()
 
     run()
@@ -121,7 +121,7 @@ def test_queue_delay(share, sizes):
     sequences.ask("2")
     for sequences.now in (1.0, 2.9, 3.0, 3.9, 4.0):
         run()
-    assert found == sizes
+    assert collected == sizes
     first = {0.0: 0.0, 0.5: 1.0, 1.0: 3.0}[share]
     assert begun["1/1"] == first
     assert begun["2/2"] == max(first, 1.0)

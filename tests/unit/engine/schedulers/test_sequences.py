@@ -494,8 +494,8 @@ def test_the_earliest_timeout_of_a_sequence_in_the_backlog_counts(strategy):
     assert sequences.next() is None
     errors = [error for _, error in book.refused]
     assert all(isinstance(error, OverloadedError) for error in errors)
-    told = "timeout of the corresponding sequence has been expired"
-    assert sequences.refused() == {2: told, 3: told, 4: told}
+    text = "timeout of the corresponding sequence has been expired"
+    assert sequences.refused() == {2: text, 3: text, 4: text}
     assert sequences.ask("2") == NO_START.format(2)
     assert book.reaps_at == 6.0, "that of 3, which waits on"
     assert book.state().backlog == 1
@@ -691,8 +691,8 @@ def test_any_course_of_events_keeps_order_slots_and_requests(strategy, seed):
             sequences.done(rng.choice(list(sequences.out)))
         elif what < 0.93 and accepted:
             item = rng.choice(list(accepted.values()))
-            for each in sequences.scheduler.drop(item.request):
-                assert ended.setdefault(each.data_id, "dropped") == "dropped"
+            for entry in sequences.scheduler.drop(item.request):
+                assert ended.setdefault(entry.data_id, "dropped") == "dropped"
         elif what < 0.95:
             sequences.lose(rng.randrange(workers))
         for number, text in sequences.refused().items():

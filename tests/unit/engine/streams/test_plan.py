@@ -24,24 +24,24 @@ def test_each_op_after_a_generator_streams():
     before = Mark("before", RequestOp())
     count = Count("count", before)
     last = Mark("last", count)
-    found = plan(last)
-    assert found.makers == {count}
-    assert found.sources == {count: count, last: count}
-    assert found.reads == {last: {"count"}}
-    assert found.ends == {count: ((None, ""),)}
-    assert [found.has(op) for op in (before, count, last)] == [False, True, True]
+    result = plan(last)
+    assert result.makers == {count}
+    assert result.sources == {count: count, last: count}
+    assert result.reads == {last: {"count"}}
+    assert result.ends == {count: ((None, ""),)}
+    assert [result.has(op) for op in (before, count, last)] == [False, True, True]
 
 
 def test_a_stream_ends_where_it_is_gathered_or_read_by_a_generator():
     count = Count("count", RequestOp())
     again = Count("again", count)
     gathers = Mark("gathers", [count, again], gather=True)
-    found = plan(gathers)
-    assert found.ends == {
+    result = plan(gathers)
+    assert result.ends == {
         count: ((again, ""), (gathers, "count")),
         again: ((gathers, "again"),),
     }
-    assert gathers not in found.sources
+    assert gathers not in result.sources
 
 
 def test_a_stream_with_several_paths_to_the_end_ends_once():

@@ -29,8 +29,8 @@ class Steps(Op):
     def process(self, feed_batch, *, context):
         SIZES.append(len(context))
         between()
-        for each in context:
-            each.state["at"] += 1
+        for entry in context:
+            entry.state["at"] += 1
         at = np.array([each.state["at"] for each in context])
         return {"at": at, "done": at >= feed_batch[0]["n"]}
 
@@ -57,7 +57,7 @@ class Watch(list):
         pass
 
     def yielded(self, run, entries):
-        self += [(place, shown(told)) for place, told in entries]
+        self += [(place, shown(reported)) for place, reported in entries]
 
 
 def shown(told):
@@ -206,10 +206,10 @@ class Large:
 def test_the_context_of_a_request_is_released_at_its_end():
     op, run = bound(), stepped_run(0)
     run.join(item(2), 99)
-    kept = []
-    WHILE.append(lambda: keep_in(op, kept))
+    collected = []
+    WHILE.append(lambda: keep_in(op, collected))
     assert ran(run, op)[-1] == (0, "end")
-    assert kept[0]() is None
+    assert collected[0]() is None
 
 
 def keep_in(op, kept):
@@ -222,8 +222,8 @@ def holding(*allowed, steps=9):
     """A run of as many requests as are quick together, each of so many steps."""
     run = stepped_run(0)
     run.holds = True
-    for each in allowed:
-        run.join(item(steps), each)
+    for entry in allowed:
+        run.join(item(steps), entry)
     return run
 
 
@@ -234,8 +234,8 @@ def test_parts_of_a_combined_answer_are_reported_together_after_the_last():
 
 def test_parts_of_a_stream_are_sent_in_groups_as_large_as_the_room():
     op, run = bound(), holding(8, ALL, ALL, ALL, steps=9)
-    told = [what for place, what in ran(run, op) if place == 0]
-    assert told == [1, [2, 3, 4, 5], [6, 7], 8], "the first one at once"
+    reported = [what for place, what in ran(run, op) if place == 0]
+    assert reported == [1, [2, 3, 4, 5], [6, 7], 8], "the first one at once"
     run.allowed[0] = 16
     assert [what for place, what in ran(run, op) if place == 0] == [9, "end"]
 
@@ -272,7 +272,7 @@ def test_a_run_that_is_given_up_returns_its_unsent_parts():
     WHILE.extend([lambda: None, lambda: None, hangs])
     assert ran(run, op) == []
     left = run.take_unsent()
-    assert [(place, shown(told)) for place, told in left] == [(0, [1, 2])]
+    assert [(place, shown(reported)) for place, reported in left] == [(0, [1, 2])]
     assert len(run.steps) == 2
     assert not run.take_unsent()
 
@@ -285,15 +285,15 @@ def test_a_run_that_is_given_up_returns_its_unsent_ends():
 
     WHILE.extend([goes, lambda: setattr(run, "is_superseded", True)])
     assert ran(run, op) == []
-    left = [(place, shown(told)) for place, told in run.take_unsent()]
+    left = [(place, shown(reported)) for place, reported in run.take_unsent()]
     assert left == [(1, [1]), (1, "end"), (0, [1])]
 
 
 def test_a_part_has_the_end_of_its_step_as_its_time():
-    op, run, told = bound(), holding(ALL, steps=3), []
+    op, run, reported = bound(), holding(ALL, steps=3), []
     watch = Watch()
-    watch.yielded = lambda run, made: told.append(made)
+    watch.yielded = lambda run, made: reported.append(made)
     times = iter(range(100))
     run.run(op, watch, lambda: next(times))
-    (made,) = told
+    (made,) = reported
     assert made[0][1].times_ns == [step.end_ns for step in run.steps]

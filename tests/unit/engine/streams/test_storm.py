@@ -35,8 +35,8 @@ def quiet() -> Iterator[None]:
 
 
 def test_the_fuzzer_reports_no_defect():
-    found = {seed: streams.run(seed) for seed in range(_SEED, _SEED + _CASES)}
-    assert {seed: wrong for seed, wrong in found.items() if wrong} == {}
+    results = {seed: streams.run(seed) for seed in range(_SEED, _SEED + _CASES)}
+    assert {seed: wrong for seed, wrong in results.items() if wrong} == {}
 
 
 @pytest.mark.parametrize("seed", _MENDED)
@@ -59,7 +59,7 @@ def generators_stay_open():
 
 
 @contextlib.contextmanager
-def a_caller_who_left_keeps_the_generator():
+def cancelled_generators_stay_open():
     with mock.patch.object(StreamDispatcher, "drop"):
         yield
 
@@ -79,7 +79,7 @@ def errors_pass_parts():
 
 
 @contextlib.contextmanager
-def one_item_is_forgotten():
+def one_item_is_dropped():
     send_parts = StreamRun.send_parts
     with mock.patch.object(
         StreamRun, "send_parts", lambda self, w, entries: send_parts(self, w, entries[:1])
@@ -88,7 +88,7 @@ def one_item_is_forgotten():
 
 
 @contextlib.contextmanager
-def absent_parts_are_never_taken():
+def absent_parts_are_not_counted():
     process_waiting = StreamDelivery._process_waiting
 
     def forgets(self, request, stream):
@@ -100,7 +100,7 @@ def absent_parts_are_never_taken():
 
 
 @contextlib.contextmanager
-def places_are_given_twice():
+def places_are_assigned_twice():
     leave = StreamRun.leave
 
     def twice(self, place):
@@ -112,7 +112,7 @@ def places_are_given_twice():
 
 
 @contextlib.contextmanager
-def who_has_no_room_is_in_the_step():
+def requests_without_room_are_in_the_step():
     ready = Steps._ready
 
     def all_of_them(self, watch):
@@ -132,13 +132,13 @@ _ONE = Progress()
 
 
 @contextlib.contextmanager
-def seats_are_kept():
+def seats_are_not_released():
     with mock.patch.object(IterativeScheduler, "leave"):
         yield
 
 
 @contextlib.contextmanager
-def those_in_a_step_that_hangs_go_on():
+def requests_of_a_hanging_step_continue():
     without = StreamRun.without
     with mock.patch.object(StreamRun, "without", lambda self, places: without(self, [])):
         yield
@@ -147,15 +147,15 @@ def those_in_a_step_that_hangs_go_on():
 MUTANTS = (
     parts_pass_each_other,
     generators_stay_open,
-    a_caller_who_left_keeps_the_generator,
+    cancelled_generators_stay_open,
     errors_pass_parts,
-    one_item_is_forgotten,
-    absent_parts_are_never_taken,
-    places_are_given_twice,
-    who_has_no_room_is_in_the_step,
+    one_item_is_dropped,
+    absent_parts_are_not_counted,
+    places_are_assigned_twice,
+    requests_without_room_are_in_the_step,
     a_place_keeps_the_state,
-    seats_are_kept,
-    those_in_a_step_that_hangs_go_on,
+    seats_are_not_released,
+    requests_of_a_hanging_step_continue,
 )
 
 

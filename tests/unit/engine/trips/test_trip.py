@@ -115,12 +115,12 @@ def trip_of(plan, lead, until=4):
     return Trip(plan, lead, until, lead.items[0])
 
 
-def gone(plan, workers, lead=None, until=4):
+def run_trip(plan, workers, lead=None, until=4):
     trip = trip_of(plan, lead or lone(), until)
     return trip, trip.go(workers["a"], itertools.count(10).__next__)
 
 
-def left(trip):
+def remaining_inputs(trip):
     return {node.name: inputs for node, inputs in trip.remaining()}
 
 
@@ -128,11 +128,11 @@ def left(trip):
 @pytest.mark.parametrize(("order", "value"), [("bc", "ab+acd"), ("cb", "ac+abd")])
 def test_a_trip_runs_all_readers_in_their_order(kind, order, value):
     plan, workers = diamond(order)
-    trip, is_at_its_end = gone(plan, workers, lone(kind))
+    trip, is_at_its_end = run_trip(plan, workers, lone(kind))
     assert is_at_its_end
     assert trip.done == 4
     assert trip.step_inputs[-1] == {"d": {"x": value}}
-    assert left(trip) == {}
+    assert remaining_inputs(trip) == {}
     times = [(trip.ready_ns(place), *trip.times(place)[::3]) for place in range(4)]
     assert times == [(1, 10, 12), (12, 12, 14), (12, 14, 16), (16, 16, 18)]
 
@@ -140,17 +140,17 @@ def test_a_trip_runs_all_readers_in_their_order(kind, order, value):
 def test_a_step_without_an_idle_worker_is_left_with_its_readers():
     plan, workers = diamond()
     workers["b"].idle.clear()
-    trip, is_at_its_end = gone(plan, workers)
+    trip, is_at_its_end = run_trip(plan, workers)
     assert is_at_its_end
     assert trip.done == 1
-    assert left(trip) == {"b": {"a": {"x": "a"}}, "c": {"a": {"x": "a"}}}
+    assert remaining_inputs(trip) == {"b": {"a": {"x": "a"}}, "c": {"a": {"x": "a"}}}
 
 
 def test_a_waiting_job_gets_its_worker_before_the_trip():
     plan, workers = diamond()
     workers["c"].backlog.append("a job")
-    trip, _ = gone(plan, workers)
-    assert left(trip) == {"c": {"a": {"x": "a"}}, "d": {"b": {"x": "ab"}}}
+    trip, _ = run_trip(plan, workers)
+    assert remaining_inputs(trip) == {"c": {"a": {"x": "a"}}, "d": {"b": {"x": "ab"}}}
 
 
 def test_it_ends_at_an_answer_that_is_an_error():
@@ -159,17 +159,17 @@ def test_it_ends_at_an_answer_that_is_an_error():
             raise ValueError(name)
 
     plan, workers = diamond(during=during)
-    trip, is_at_its_end = gone(plan, workers)
+    trip, is_at_its_end = run_trip(plan, workers)
     assert is_at_its_end
     assert trip.done == 2
     assert isinstance(trip.answer, PipelineError)
-    assert left(trip) == {"c": {"a": {"x": "a"}}}
+    assert remaining_inputs(trip) == {"c": {"a": {"x": "a"}}}
 
 
 @pytest.mark.parametrize("named", ["b", "c", "d"])
 def test_a_step_with_process_runs_as_a_batch_of_one(named):
     plan, workers = diamond(**{named: SignsLate})
-    trip, is_at_its_end = gone(plan, workers)
+    trip, is_at_its_end = run_trip(plan, workers)
     assert is_at_its_end
     assert trip.step_inputs[-1] == {"d": {"x": "ab+acd"}}
     assert trip.runs == {}, "marks tell all"
@@ -186,30 +186,30 @@ def test_a_step_with_process_runs_as_a_batch_of_one(named):
 @pytest.mark.parametrize("with_process", [(), "bd"])
 @pytest.mark.parametrize("name", [*"abcd"])
 def test_a_removed_step_reports_to_its_batch(kind, name, with_process):
-    found = []
+    collected = []
 
     def during(current):
         if current == name:
-            found.append(trip.take_out())
+            collected.append(trip.take_out())
 
     plan, workers = diamond(during=during, **dict.fromkeys(with_process, SignsLate))
     lead = lone(kind)
     trip = trip_of(plan, lead)
     assert not trip.go(workers["a"], itertools.count(10).__next__)
-    ((place, worker, batch),) = found
+    ((place, worker, batch),) = collected
     assert (plan.steps[place].name, worker) == (name, workers[name])
     assert (batch is lead) == (kind is BatchRun and name == "a")
     ((answer,), end_ns) = batch.outcomes, batch.end_ns
     assert answer["x"].endswith(name)
     assert end_ns > batch.start_ns
     assert trip.done == place
-    assert name not in left(trip)
+    assert name not in remaining_inputs(trip)
     assert trip.take_out() is None
 
 
 def test_a_trip_of_a_finished_request_runs_no_step():
     plan, workers = diamond(during=lambda name: pytest.fail(name))
-    trip, is_at_its_end = gone(plan, workers, lone(generation=1))
+    trip, is_at_its_end = run_trip(plan, workers, lone(generation=1))
     assert is_at_its_end
     assert trip.is_void
     assert trip.done == 0
@@ -222,16 +222,16 @@ def test_a_trip_of_a_request_that_ends_stops_at_the_next_step():
 
     plan, workers = diamond(during=during)
     lead = lone()
-    trip, _ = gone(plan, workers, lead)
+    trip, _ = run_trip(plan, workers, lead)
     assert trip.done == 2
 
 
 def test_it_takes_no_more_steps_than_it_may():
     plan, workers = diamond()
-    trip, is_at_its_end = gone(plan, workers, until=3)
+    trip, is_at_its_end = run_trip(plan, workers, until=3)
     assert is_at_its_end
     assert trip.done == 3
-    assert left(trip) == {"d": {"b": {"x": "ab"}, "c": {"x": "ac"}}}
+    assert remaining_inputs(trip) == {"d": {"b": {"x": "ab"}, "c": {"x": "ac"}}}
 
 
 def test_a_job_for_a_lent_worker_is_passed_to_it():
@@ -240,7 +240,7 @@ def test_a_job_for_a_lent_worker_is_passed_to_it():
             workers["c"].addressed.append("a job")
 
     plan, workers = diamond(during=during)
-    trip, _ = gone(plan, workers)
+    trip, _ = run_trip(plan, workers)
     assert trip.done == 4
     assert [workers[name].employed for name in "abcd"] == [0, 0, 1, 0]
     assert all(worker.idle for worker in workers.values())
@@ -249,7 +249,7 @@ def test_a_job_for_a_lent_worker_is_passed_to_it():
 def test_a_leaving_worker_is_notified_on_its_return():
     plan, workers = diamond()
     workers["b"].is_leaving = True
-    gone(plan, workers)
+    run_trip(plan, workers)
     assert [workers[name].employed for name in "abcd"] == [0, 1, 0, 0]
 
 

@@ -29,7 +29,7 @@ def test_all_else_is_looked_at_more_closely(value):
     assert not is_quick(dict.fromkeys(range(65), 0))
 
 
-def test_what_is_large_is_written_elsewhere():
+def test_a_large_answer_is_not_written_on_the_loop():
     def is_short(value):
         return is_short_answer(ChannelData(1, payload={"x": value}))
 
@@ -41,9 +41,9 @@ def test_what_is_large_is_written_elsewhere():
     assert is_short(np.array(["a"] * 100, dtype=object))
 
 
-def test_bytes_beside_their_type_are_answered_as_they_are():
-    found = written({"page": b"\x89PNG", "content_type": "image/png"})
-    assert found == WebResponse(200, b"\x89PNG", b"image/png")
+def test_bytes_with_a_content_type_are_sent_unchanged():
+    result = written({"page": b"\x89PNG", "content_type": "image/png"})
+    assert result == WebResponse(200, b"\x89PNG", b"image/png")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_all_else_with_a_content_type_is_json(payload):
     assert isinstance(written(payload), bytes)
 
 
-def test_what_is_no_answer_is_told():
+def test_a_payload_other_than_a_dict_is_an_error():
     with pytest.raises(ProductError):
         payload_of(ChannelData(1, error=ProductError(51, "no")))
     with pytest.raises(PayloadTypeError, match="the last Op answered with list, not with a dict"):

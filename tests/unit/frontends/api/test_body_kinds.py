@@ -42,30 +42,30 @@ def test_fetch_sends_json_as_text(size):
         (Ask, "key=prompt", {"prompt": '{"prompt": "a"}'}),
     ],
 )
-def test_text_stays_text_where_it_is_taken(schema, query, fields):
+def test_a_text_body_becomes_the_text_field(schema, query, fields):
     assert read(b'{"prompt": "a"}', FETCH, schema, query) == fields
 
 
-def test_text_that_has_no_place_is_refused_with_what_it_was_taken_for():
+def test_a_text_body_without_a_text_field_is_refused_with_a_hint():
     with pytest.raises(PackageError, match=r"text/plain.*'text'.*send|Send content-type"):
         read(b"hello", FETCH, Ask)
 
 
 @pytest.mark.parametrize("kind", [CURL, "", "application/json"])
 @pytest.mark.parametrize("more", [b"", b"x" * SHORT_BYTES])
-def test_a_picture_without_its_type_is_told_how_to_say_it(kind, more):
+def test_an_image_without_its_content_type_is_refused_with_a_hint(kind, more):
     with pytest.raises(PackageError, match="curl -H 'content-type: image/png'"):
         read(PNG + more, kind)
 
 
-def test_text_that_is_no_json_is_refused_as_before():
+def test_text_that_is_not_json_is_refused_without_a_hint():
     with pytest.raises(PackageError, match="is not JSON") as caught:
         read(b"{x", CURL)
     assert "curl" not in str(caught.value)
 
 
 @pytest.mark.parametrize("body", ['{"é": 1', ' ["ü" 1]'])
-def test_broken_json_with_a_letter_that_is_not_ascii_is_no_picture(body):
+def test_broken_json_with_a_non_ascii_letter_is_not_taken_for_an_image(body):
     with pytest.raises(PackageError) as caught:
         read(body.encode(), "application/json")
     assert "image/png" not in str(caught.value)

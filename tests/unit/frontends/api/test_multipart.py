@@ -25,19 +25,19 @@ def form(parts):
 
 
 @given(st.dictionaries(NAMES, st.binary(max_size=60), max_size=4), NAMES.map(str.strip))
-def test_files_come_out_as_they_are(files, name):
+def test_files_are_parsed_unchanged(files, name):
     parts = [(key, b'; filename="%b"' % name.encode(), content) for key, content in files.items()]
     assert fields_of_form(form(parts), TYPE, Limits()) == files
 
 
 @given(st.dictionaries(NAMES, st.text("aü\r\n-", max_size=20), max_size=4))
-def test_texts_come_out_as_they_are(texts):
+def test_texts_are_parsed_unchanged(texts):
     parts = [(key, b"", text.encode()) for key, text in texts.items()]
     assert fields_of_form(form(parts), TYPE, Limits()) == texts
 
 
 @given(st.binary(max_size=80))
-def test_what_is_broken_is_refused(body):
+def test_a_broken_form_is_refused(body):
     with pytest.raises(PackageError):
         fields_of_form(body, TYPE, Limits())
 
@@ -73,7 +73,7 @@ def outcome(body):
     st.lists(st.integers(0, 200), max_size=2),
     st.sampled_from([bytes, memoryview]),
 )
-def test_an_ordinary_form_is_what_the_parser_says_it_is(parts, end, missing, kind):
+def test_the_quick_path_of_a_form_equals_the_parser(parts, end, missing, kind):
     """Also one in a view, which is searched in slices and whose files are views."""
     body = form(parts) + end
     for at in missing:
@@ -81,23 +81,23 @@ def test_an_ordinary_form_is_what_the_parser_says_it_is(parts, end, missing, kin
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multipart, "SLICE_BYTES", 5)
         patch.setattr(multipart, "_LONG_BYTES", 4)
-        found = outcome(kind(body))
+        result = outcome(kind(body))
         patch.setattr(multipart, "_FEW", 0)  # none is so short that it counts as ordinary
-        assert found == outcome(body)
+        assert result == outcome(body)
 
 
 def test_long_files_of_a_form_in_a_view_stay_there():
     long, whole = bytes(range(256)) * 400, []
     files = [("x", long), ("x", long[1:]), ("y", long), ("z", b"short")]
     whole = form([(name, b'; filename="a"', content) for name, content in files])
-    found = fields_of_form(memoryview(whole), TYPE, Limits())
-    assert [type(each) for each in (*found["x"], found["y"], found["z"])] == [memoryview] * 3 + [
+    fields = fields_of_form(memoryview(whole), TYPE, Limits())
+    assert [type(item) for item in (*fields["x"], fields["y"], fields["z"])] == [memoryview] * 3 + [
         bytes
     ]
-    assert [each.obj is whole for each in found["x"]] == [True, True]
-    copied = {name: without_views(value) for name, value in found.items()}
+    assert [item.obj is whole for item in fields["x"]] == [True, True]
+    copied = {name: without_views(value) for name, value in fields.items()}
     assert copied == {"x": [long, long[1:]], "y": long, "z": b"short"}
-    assert [type(each) for each in (*copied["x"], copied["y"])] == [bytes] * 3
+    assert [type(item) for item in (*copied["x"], copied["y"])] == [bytes] * 3
 
 
 def test_a_form_has_so_many_parts_and_no_more():

@@ -44,12 +44,12 @@ class Ask(pipeline.Schema):
     tree: Ask | None = None
 
 
-class Told(TypedDict):
+class Label(TypedDict):
     label: str
     prob: float
 
 
-def other(name: str) -> Any:
+def type_named(name: str) -> Any:
     """Another type of the same name."""
     return type(name, (msgspec.Struct,), {"__annotations__": {"z": int}})
 
@@ -67,13 +67,13 @@ def answer_of(post: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_pipeline_is_a_path_with_its_types():
-    found = document("shop", [Operation("look", bind(Ask), bind(Told))])
-    post = post_of(found, "look")
+    result = document("shop", [Operation("look", bind(Ask), bind(Label))])
+    post = post_of(result, "look")
     assert post["description"] == "Words to be looked at."
     assert request_of(post)["schema"] == {"$ref": f"{REFERENCE}Ask"}
-    assert answer_of(post)["schema"] == {"$ref": f"{REFERENCE}Told"}
-    components = found["components"]["schemas"]
-    assert {"Ask", "Point", "Colour", "Told", "Error"} == set(components)
+    assert answer_of(post)["schema"] == {"$ref": f"{REFERENCE}Label"}
+    components = result["components"]["schemas"]
+    assert {"Ask", "Point", "Colour", "Label", "Error"} == set(components)
     fields = components["Ask"]["properties"]
     assert fields["picture"]["contentEncoding"] == "base64"
     row = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
@@ -82,17 +82,17 @@ def test_a_pipeline_is_a_path_with_its_types():
     assert components["Ask"]["required"] == ["words", "colour"]
 
 
-def test_what_has_bytes_may_be_sent_as_a_form_or_alone():
+def test_a_schema_with_bytes_accepts_a_form_or_a_plain_body():
     class Seen(pipeline.Schema):
         image: bytes
         top: int = 1
 
-    found = document("shop", [Operation("look", bind(Ask)), Operation("see", bind(Seen))])
-    form = post_of(found, "look")["requestBody"]["content"]["multipart/form-data"]["schema"]
+    result = document("shop", [Operation("look", bind(Ask)), Operation("see", bind(Seen))])
+    form = post_of(result, "look")["requestBody"]["content"]["multipart/form-data"]["schema"]
     assert form["properties"]["picture"] == {"type": "string", "format": "binary"}
     assert form["required"] == ["words", "colour"]
-    assert "image/*" not in post_of(found, "look")["requestBody"]["content"]
-    assert "image/*" in post_of(found, "see")["requestBody"]["content"]
+    assert "image/*" not in post_of(result, "look")["requestBody"]["content"]
+    assert "image/*" in post_of(result, "see")["requestBody"]["content"]
 
 
 def test_without_types_a_pipeline_takes_any_object():
@@ -106,7 +106,7 @@ def test_without_types_a_pipeline_takes_any_object():
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_pipeline_that_streams_says_in_which_forms(streams):
+def test_the_forms_of_a_stream_are_documented(streams):
     post = post_of(document("shop", [Operation("s", streams=streams)]), "s")
     assert post[STREAMS] is streams
     forms = set(post["responses"]["200"]["content"])
@@ -114,7 +114,7 @@ def test_a_pipeline_that_streams_says_in_which_forms(streams):
     assert forms == {"application/json"} | more
 
 
-@pytest.mark.parametrize("kind", [Ask, Told, Point])
+@pytest.mark.parametrize("kind", [Ask, Label, Point])
 def test_an_example_fits_its_type(kind):
     bound = bind(kind)
     schema, components = bound.json_schema()
@@ -126,12 +126,12 @@ def test_an_example_fits_its_type(kind):
 
 
 def test_types_of_one_name_do_not_take_each_others_place():
-    ones = [Operation("a", bind(Point)), Operation("b", bind(other("Point")), bind(Point))]
-    found = document("shop", [*ones, Operation("b", bind(other("Point")))])
-    components = found["components"]["schemas"]
+    ones = [Operation("a", bind(Point)), Operation("b", bind(type_named("Point")), bind(Point))]
+    result = document("shop", [*ones, Operation("b", bind(type_named("Point")))])
+    components = result["components"]["schemas"]
     assert set(components["Point"]["properties"]) == {"x", "y"}
     assert set(components["b_Point"]["properties"]) == {"z"}
-    post = post_of(found, "b")
+    post = post_of(result, "b")
     assert request_of(post)["schema"] == {"$ref": f"{REFERENCE}b_Point"}
     assert set(components) == {"Point", "b_Point", "Error"}
 
@@ -173,11 +173,11 @@ SCHEMAS = [
 
 
 @pytest.mark.parametrize(("schema", "example"), SCHEMAS, ids=str)
-def test_an_example_is_made_of_what_a_schema_says(schema, example):
+def test_an_example_follows_its_schema(schema, example):
     assert example_of(schema, {}) == example
 
 
-def test_what_refers_to_itself_has_an_end():
+def test_an_example_of_a_recursive_schema_is_finite():
     schema = {"$ref": f"{REFERENCE}A"}
     components = {"A": {"type": "object", "required": ["a"], "properties": {"a": schema}}}
     text = str(example_of(schema, components))
@@ -185,13 +185,13 @@ def test_what_refers_to_itself_has_an_end():
     assert text.endswith("}" * 5)
 
 
-def test_what_other_frontends_have_stands_beside_and_keeps_its_names():
+def test_paths_of_other_frontends_are_included_without_name_clashes():
     there = {"type": "object", "title": "of another"}
     described = Described({"/v9/x": {"get": {}}}, {"Ask": there})
-    found = document("title", [Operation("says", bind(Ask))], [described])
-    assert {*found["paths"]} == {"/api/says", "/v9/x"}
-    schemas = found["components"]["schemas"]
+    result = document("title", [Operation("says", bind(Ask))], [described])
+    assert {*result["paths"]} == {"/api/says", "/v9/x"}
+    schemas = result["components"]["schemas"]
     assert schemas["Ask"] == there
-    body = found["paths"]["/api/says"]["post"]["requestBody"]["content"]["application/json"]
+    body = result["paths"]["/api/says"]["post"]["requestBody"]["content"]["application/json"]
     assert schemas[body["schema"]["$ref"].removeprefix(REFERENCE)]["title"] == "Ask"
     assert body["schema"]["$ref"] != REFERENCE + "Ask"

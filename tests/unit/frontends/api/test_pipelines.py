@@ -14,7 +14,7 @@ from pipeline.proto.messages import request_from_feed
 from pipeline.proto.pipeline_service_pb2 import Response
 
 
-def test_a_request_says_the_same_in_pairs_and_tensors():
+def test_pairs_and_tensors_of_a_request_have_equal_values():
     fields = {
         "text": "a", "number": 1.5, "whole": 7, "yes": True, "list": [[1, 2], [3, 4]],
         "texts": ["a", "bc"], "bytes": b"\xff", "none": None, "dict": {"a": [1]},
@@ -35,9 +35,9 @@ def test_a_request_says_the_same_in_pairs_and_tensors():
 def test_a_response_is_shown_as_an_object():
     response = Response(key=["a", "pipeline.profile"], value=["[1, 2]", "x"])
     response.tensors.append(_tensor("t", np.array([[1.5]])))
-    found = payload_of(response)
-    assert found.keys() == {"a", "t"}
-    assert (found["a"], found["t"].tolist()) == ("[1, 2]", [[1.5]])
+    payload = payload_of(response)
+    assert payload.keys() == {"a", "t"}
+    assert (payload["a"], payload["t"].tolist()) == ("[1, 2]", [[1.5]])
 
 
 def _tensor(name, array):
@@ -49,7 +49,7 @@ class _AsTensors:
 
 
 @pytest.mark.parametrize("first", ["", 1])
-def test_a_list_with_one_long_text_has_no_room_for_it_in_every_place(first: object) -> None:
+def test_one_long_text_in_a_list_does_not_pad_the_others(first: object) -> None:
     texts = [first, "a" * 5000, *[""] * 5000]
     tracemalloc.start()
     try:

@@ -28,15 +28,15 @@ def dags(draw):
 
 
 @given(dags())
-def test_wires_lead_onwards_and_nothing_stands_on_anything_else(dag):
+def test_wires_lead_to_the_right_and_boxes_do_not_overlap(dag):
     names, edges, jumps = dag
     places, through = lay_out(names, edges, jumps)
     assert set(places) == set(names)
     assert set(through) == {*edges, *jumps}
     for source, target in edges:
-        way = [places[source], *through[source, target], places[target]]
-        columns = [column for column, _ in way]
-        assert columns == list(range(columns[0], columns[0] + len(way)))
+        path = [places[source], *through[source, target], places[target]]
+        columns = [column for column, _ in path]
+        assert columns == list(range(columns[0], columns[0] + len(path)))
     for jump in jumps:
         if places[jump[1]][0] <= places[jump[0]][0]:
             assert through[jump] == []
@@ -64,7 +64,7 @@ def test_a_chain_is_a_straight_line():
     assert places == {"a": (0, 0.0), "b": (1, 0.0), "c": (2, 0.0)}
 
 
-def test_a_wire_goes_around_what_it_passes():
+def test_a_wire_passes_around_a_box():
     edges = [("a", "b"), ("b", "c"), ("a", "c")]
     places, through = lay_out(list("abc"), edges)
     ((column, row),) = through["a", "c"]
@@ -72,7 +72,7 @@ def test_a_wire_goes_around_what_it_passes():
     assert abs(row - places["b"][1]) > 0.5
 
 
-def test_a_graph_begins_at_its_request_op_and_ends_at_its_response_op():
+def test_a_layout_starts_at_the_request_op_and_ends_at_the_response_op():
     layout = layout_of(graph_of(("", "a"), ("", "b"), ("a", "c"), ("b", "c")))
     columns = {box.name: box.column for box in layout.boxes}
     assert columns == {REQUEST_BOX: 0, "a": 1, "b": 1, "c": 2, RESPONSE_BOX: 3}

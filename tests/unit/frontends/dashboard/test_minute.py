@@ -31,7 +31,7 @@ def played():
     return Played()
 
 
-def test_nothing_is_a_minute_of_nothing(played):
+def test_without_requests_the_series_are_zero(played):
     series = played.minute.series()
     assert (series.succeeded, series.p99_ns, series.inside) == (NOTHING, NOTHING, NOTHING)
 
@@ -53,7 +53,7 @@ def test_requests_count_in_the_second_in_which_they_ended(played):
     assert series.p99_ns[-2] == 0
 
 
-def test_what_is_told_late_counts_all_the_same(played):
+def test_a_late_row_is_counted(played):
     played.ended(1 * MS)
     played.now_ns += S
     assert played.minute.series().succeeded[-1] == 1
@@ -69,7 +69,7 @@ def test_failures_and_requests_for_one_op_are_not_counted(played):
     assert played.minute.series().succeeded == NOTHING
 
 
-def test_what_is_older_is_forgotten(played):
+def test_old_seconds_are_removed(played):
     for _ in range(500):
         played.ended(1 * MS)
         played.now_ns += S
@@ -86,6 +86,6 @@ def test_copies_are_added_up_by_the_second():
     assert merged([]) == merged([MinuteSeries()]) == MinuteSeries()
 
 
-def test_a_copy_that_has_long_not_answered_adds_nothing():
+def test_a_replica_without_recent_answers_adds_nothing():
     now = MinuteSeries(1000, NOTHING, NOTHING, NOTHING)
     assert merged([now, MinuteSeries(100, [1] * 60, [1] * 60, [1] * 60)]) == now

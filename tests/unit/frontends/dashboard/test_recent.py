@@ -61,9 +61,7 @@ def ids(requests) -> list[int]:
 # The slowest ------------------------------------------------------------------------------
 
 
-def test_a_slow_request_has_its_turns_in_the_order_they_began_between_unpacking_and_packing(
-    recent, clock
-):
+def test_a_slow_request_has_its_spans_in_order_between_unpack_and_pack(recent, clock):
     at = clock.now_ns
     turns = [
         turn(7, 1, at=at + 5 * MS, queue=MS, stages=(MS, 2 * MS, 3 * MS)),
@@ -85,7 +83,7 @@ def test_a_slow_request_has_its_turns_in_the_order_they_began_between_unpacking_
     ]
 
 
-def test_the_slowest_are_kept_and_no_more_than_there_is_room_for(recent, clock):
+def test_the_slowest_requests_are_logged_up_to_a_limit(recent, clock):
     for first in range(0, 100, 25):
         took = range(first, first + 25)
         fold(recent, requests=[request(ms, at=clock.now_ns, took=ms * MS) for ms in took])
@@ -93,7 +91,7 @@ def test_the_slowest_are_kept_and_no_more_than_there_is_room_for(recent, clock):
 
 
 @given(st.lists(st.lists(st.integers(0, 10**6), max_size=30), max_size=8))
-def test_whatever_comes_in_whatever_folds_the_slowest_are_found(folds):
+def test_the_slowest_requests_do_not_depend_on_the_folds(folds):
     recent = SlowRequestLog([], clock_ns=lambda: S)
     for took in folds:
         if took:
@@ -102,7 +100,7 @@ def test_whatever_comes_in_whatever_folds_the_slowest_are_found(folds):
     assert [kept.took_ns for kept in recent.slowest()] == slowest
 
 
-def test_a_slow_request_is_forgotten_after_a_minute_and_the_next_slowest_is_there(recent, clock):
+def test_a_slow_request_is_removed_after_a_minute_and_the_next_slowest_follows(recent, clock):
     fold(recent, requests=[request(1, at=clock.now_ns - 9 * S, took=9 * S)])
     clock.now_ns += 30 * S
     fold(recent, requests=[request(n, at=clock.now_ns - n * MS, took=n * MS) for n in range(2, 14)])
@@ -128,7 +126,7 @@ def test_failed_requests_are_not_among_the_slowest(recent, clock):
 # Turns ------------------------------------------------------------------------------------
 
 
-def test_turns_of_earlier_folds_are_found(recent, clock):
+def test_spans_of_earlier_folds_are_included(recent, clock):
     at = clock.now_ns
     fold(recent, [turn(1, 0, at=at), turn(2, 0, at=at)])
     fold(recent, [turn(2, 1, at=at + MS)], [request(2, at=at, took=3 * MS)])
@@ -137,7 +135,7 @@ def test_turns_of_earlier_folds_are_found(recent, clock):
         assert [t.op for t in kept.spans] == [UNPACK, "a", "b"]
 
 
-def test_turns_of_open_requests_outlast_many_others_whose_turns_are_thrown_out(recent, clock):
+def test_spans_of_open_requests_outlast_the_limit(recent, clock):
     fold(recent, [turn(0, 0, at=clock.now_ns)])
     for first in range(1, 40_001, 1000):
         numbers = range(first, first + 1000)
@@ -152,15 +150,15 @@ def test_turns_of_open_requests_outlast_many_others_whose_turns_are_thrown_out(r
     assert len(recent._pending) < 20_000
 
 
-def test_failures_of_callers_do_not_push_those_of_the_service_out(recent, clock):
+def test_client_errors_do_not_displace_failures_of_the_service(recent, clock):
     ends = [Outcome.BACKEND, *[Outcome.PRODUCT] * 30, *[Outcome.CANCELED] * 5]
     for number, outcome in enumerate(ends):
         fold(recent, requests=[request(number, at=clock.now_ns, took=MS, outcome=outcome)])
-    found = recent.failures()
-    assert [one.data_id for one in found] == [0, *range(35, 25, -1)]
+    failures = recent.failures()
+    assert [one.data_id for one in failures] == [0, *range(35, 25, -1)]
 
 
-def test_requests_that_never_had_a_turn_leave_nothing_behind(recent, clock):
+def test_refused_requests_without_spans_leave_no_memory(recent, clock):
     """A hostile caller's, which are refused when they are unpacked."""
     fold(recent, [turn(-1, 0, at=clock.now_ns)])  # of one that is open all the while
     refused = [request(i, at=clock.now_ns, took=0, outcome=Outcome.BACKEND) for i in range(1000)]
@@ -178,7 +176,7 @@ def test_requests_that_never_had_a_turn_leave_nothing_behind(recent, clock):
     assert [t.op for t in recent.slowest()[0].spans] == [UNPACK, "a"]
 
 
-def test_a_server_with_little_to_do_does_not_look_through_ever_more_pieces(recent, clock):
+def test_the_number_of_pieces_is_bounded_at_low_load(recent, clock):
     """Each flush brings a turn or two, and each request is among the slowest or the failed."""
     for data_id in range(1000):
         at = clock.now_ns
@@ -196,7 +194,7 @@ def test_the_requests_of_a_batch_are_counted(recent, clock):
     assert sizes == {0: 3, 1: 3, 2: 3, 3: 2, 4: 2, 5: 0}
 
 
-def test_a_batch_is_as_large_as_it_was_when_the_turns_of_its_others_are_gone(recent, clock):
+def test_the_size_of_a_batch_is_right_after_other_spans_were_removed(recent, clock):
     at = clock.now_ns
     lost = never_ran(0, 1, at=at + MS, end=at + MS, outcome=Outcome.OTHER)
     fold(recent, [turn(n, 0, at=at, batch=5) for n in range(8)] + [lost])
@@ -211,9 +209,7 @@ def test_a_batch_is_as_large_as_it_was_when_the_turns_of_its_others_are_gone(rec
     assert [t.batch_requests for t in recent.slowest()[0].spans] == [1, 8, 0]
 
 
-def test_a_request_has_its_turns_when_others_came_by_the_thousand_before_somebody_asks(
-    recent, clock
-):
+def test_a_logged_request_has_its_spans_after_thousands_of_others(recent, clock):
     at = clock.now_ns
     ends = {1: Outcome.OK, 2: Outcome.BACKEND}
     fold(
@@ -241,7 +237,7 @@ def test_an_op_that_runs_again_and_again_does_not_fill_the_memory(recent, clock)
 # Failures ---------------------------------------------------------------------------------
 
 
-def test_a_failed_request_says_why_whether_that_is_known_before_or_after_its_row(recent, clock):
+def test_a_failed_request_has_its_error_from_before_or_after_its_row(recent, clock):
     recent.failed(1, 11, ValueError("before"))
     for number in (1, 2):
         failed = request(number, at=clock.now_ns, took=MS, outcome=Outcome.BACKEND, code=3)
@@ -254,7 +250,7 @@ def test_a_failed_request_says_why_whether_that_is_known_before_or_after_its_row
     assert [t.outcome for t in recent.failures()[0].spans] == [Outcome.OK, Outcome.BACKEND]
 
 
-def test_the_last_failures_are_kept_for_as_long_as_it_takes(recent, clock):
+def test_the_last_failures_do_not_expire(recent, clock):
     for number in range(2 * MAX_FAILED):
         failed = request(number, at=clock.now_ns, took=MS, outcome=Outcome.OTHER)
         fold(recent, requests=[failed])
@@ -280,7 +276,7 @@ def test_texts_of_errors_can_travel(recent, clock):
 
 
 @pytest.mark.parametrize("begun", [0, 1])
-def test_a_request_that_failed_on_its_way_has_no_packing(recent, clock, begun):
+def test_a_request_that_failed_early_has_no_pack_span(recent, clock, begun):
     at = clock.now_ns
     row = request(1, at=at, took=5 * MS, waited=MS, outcome=Outcome.REJECTED)
     fields = dict(zip(REQUEST.names, row, strict=True))
@@ -296,7 +292,7 @@ def test_a_request_that_failed_on_its_way_has_no_packing(recent, clock, begun):
 
 
 @virtual
-async def test_a_recording_has_what_ends_while_it_runs():
+async def test_a_recording_has_the_requests_that_end_during_it():
     recording = Recording(replica=3)
     pending = [[turn(1, 0, at=0)]]
 
@@ -309,15 +305,15 @@ async def test_a_recording_has_what_ends_while_it_runs():
     assert pending == [], "what happened before is not recorded"
     recording.notify(rows(SPAN, turn(2, 0, at=0)), rows(REQUEST, request(2, at=0, took=5)))
     pending.append([turn(3, 0, at=0)])
-    found = read_recording(await recorded)
+    result = read_recording(await recorded)
     recording.notify(rows(SPAN, turn(4, 0, at=0)), rows(REQUEST))
-    assert (found.replica, found.is_cut) == (3, False)
-    assert found.spans["data_id"].tolist() == [2, 3]
-    assert found.requests["data_id"].tolist() == [2]
+    assert (result.replica, result.is_cut) == (3, False)
+    assert result.spans["data_id"].tolist() == [2, 3]
+    assert result.requests["data_id"].tolist() == [2]
 
 
 @virtual
-async def test_recordings_do_not_disturb_each_other_and_leave_nothing_behind():
+async def test_recordings_are_independent_and_removed_at_their_end():
     recording = Recording()
     long = asyncio.ensure_future(recording.record(3.0, lambda: None))
     given_up = asyncio.ensure_future(recording.record(3.0, lambda: None))
@@ -327,21 +323,21 @@ async def test_recordings_do_not_disturb_each_other_and_leave_nothing_behind():
     for number in range(3):
         recording.notify(rows(SPAN, turn(number, 0, at=0)), rows(REQUEST))
         await asyncio.sleep(0.7)
-    counts = [len(read_recording(await each).spans) for each in (long, short)]
+    counts = [len(read_recording(await item).spans) for item in (long, short)]
     assert counts == [3, 1]
     assert recording._running == []
 
 
 @virtual
-async def test_a_recording_ends_with_what_there_is_when_the_server_stops():
+async def test_a_recording_ends_early_when_the_server_stops():
     recording = Recording()
     first = asyncio.ensure_future(recording.record(30.0, lambda: None))
     await asyncio.sleep(1)
     recording.notify(rows(SPAN, turn(1, 0, at=0)), rows(REQUEST))
     recording.end()
     begun = asyncio.get_running_loop().time()
-    found = read_recording(await first)
-    assert found.spans["data_id"].tolist() == [1]
+    result = read_recording(await first)
+    assert result.spans["data_id"].tolist() == [1]
     await recording.record(30.0, lambda: None)  # one that is begun too late
     assert asyncio.get_running_loop().time() == begun
 
@@ -355,12 +351,12 @@ async def test_a_recording_is_cut_where_no_viewer_could_show_more(copies):
     await asyncio.sleep(0.5)
     for _ in range(3):
         recording.notify(np.zeros(MAX_RECORDED // 2, SPAN), rows(REQUEST))
-    found = read_recording(await recorded)
-    assert (len(found.spans), found.is_cut) == (MAX_RECORDED // copies, True)
+    result = read_recording(await recorded)
+    assert (len(result.spans), result.is_cut) == (MAX_RECORDED // copies, True)
 
 
 @given(st.integers(0, 2**40), st.booleans(), st.binary(max_size=3), st.binary(max_size=3))
-def test_what_is_recorded_is_read_again(copy, is_cut, turns, requests):
+def test_a_recording_can_be_read_back(copy, is_cut, turns, requests):
     async def main() -> Recorded:
         recording = Recording(copy)
         recorded = asyncio.ensure_future(recording.record(1.0, lambda: None))
@@ -369,6 +365,6 @@ def test_what_is_recorded_is_read_again(copy, is_cut, turns, requests):
         recording.notify(np.ones(size, SPAN), np.ones(len(requests), REQUEST))
         return read_recording(await recorded)
 
-    found = run_virtual(main())
-    assert (found.replica, found.is_cut, len(found.requests)) == (copy, is_cut, len(requests))
-    assert (found.spans == np.ones(len(found.spans), SPAN)).all()
+    result = run_virtual(main())
+    assert (result.replica, result.is_cut, len(result.requests)) == (copy, is_cut, len(requests))
+    assert (result.spans == np.ones(len(result.spans), SPAN)).all()

@@ -28,7 +28,7 @@ class PlayedCall:
         self._callback(self)
 
 
-def test_a_caller_is_sent_away_with_its_last_call_and_an_ended_call_is_asked_nothing(monkeypatch):
+def test_a_caller_is_disconnected_after_its_last_call(monkeypatch):
     sent_away = []
     monkeypatch.setattr(calls, "send_away", sent_away.append)
     running, first, second = RunningCalls(), PlayedCall(), PlayedCall()
@@ -43,7 +43,7 @@ def test_a_caller_is_sent_away_with_its_last_call_and_an_ended_call_is_asked_not
 
 
 @on_loop
-async def test_a_stream_that_answers_while_the_server_stops_reads_nothing_afterwards():
+async def test_a_stream_that_is_stopped_reads_no_more_messages():
     async def silent():
         await asyncio.Event().wait()
         yield b""

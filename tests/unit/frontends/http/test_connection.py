@@ -44,9 +44,9 @@ class Memory(MemoryDomain):
     def place(self, size: int, aligned_at: int = 0) -> Any:
         if self.is_full:
             raise OverloadedError("there is no memory left")
-        found = super().place(size, aligned_at)
-        self.placed.append(weakref.ref(found))
-        return found
+        result = super().place(size, aligned_at)
+        self.placed.append(weakref.ref(result))
+        return result
 
 
 class Place:
@@ -138,7 +138,7 @@ async def rounds(count: int = 5) -> None:
 
 
 @on_a_virtual_clock
-async def test_a_request_is_answered_with_one_write_and_the_next_one_may_come():
+async def test_a_request_is_answered_with_one_write_before_the_next():
     place = Place()
     transport = place.connect()
     for body in (b"a", b"b"):
@@ -178,7 +178,7 @@ async def test_a_body_may_come_in_any_pieces():
 
 
 @on_a_virtual_clock
-async def test_the_unusual_is_answered_behind_the_answers_before_it_and_the_lane_goes_on():
+async def test_a_general_request_is_answered_in_order_and_the_lane_continues():
     place = Place()
     transport = place.connect()
     transport.send(post(b"a") + post(b"odd") + b"GET /x HTTP/1.1\r\n\r\n" + post(b"b"))
@@ -194,7 +194,7 @@ async def test_the_unusual_is_answered_behind_the_answers_before_it_and_the_lane
 
 
 @on_a_virtual_clock
-async def test_half_a_head_is_read_on_when_the_rest_comes():
+async def test_a_partial_head_is_completed_by_later_bytes():
     place = Place()
     transport = place.connect()
     for byte in post(b"a"):
@@ -206,7 +206,7 @@ async def test_half_a_head_is_read_on_when_the_rest_comes():
 
 
 @on_a_virtual_clock
-async def test_what_is_behind_a_request_is_not_read_before_its_answer():
+async def test_the_next_request_is_not_read_before_the_answer():
     place = Place()
     transport = place.connect()
     chunks = b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
@@ -220,7 +220,7 @@ async def test_what_is_behind_a_request_is_not_read_before_its_answer():
 
 
 @on_a_virtual_clock
-async def test_an_answer_that_is_large_has_a_task_and_the_lane_goes_on():
+async def test_a_large_answer_has_a_task_and_the_lane_continues():
     async def large() -> WebResponse:
         return WebResponse(body=b"large")
 
@@ -246,7 +246,7 @@ async def test_a_bug_costs_one_answer():
 
 
 @on_a_virtual_clock
-async def test_who_does_not_read_its_answers_is_not_read_from():
+async def test_a_client_that_does_not_read_answers_is_not_read_from():
     place = Place()
     place.at_once = lambda body: body
     transport = place.connect()
@@ -263,7 +263,7 @@ async def test_who_does_not_read_its_answers_is_not_read_from():
 
 
 @on_a_virtual_clock
-async def test_an_answer_that_fills_the_connection_is_the_last_one_that_is_asked_for():
+async def test_after_an_answer_that_fills_the_connection_no_request_starts():
     place = Place()
     transport = place.connect()
     transport.send(post(b"a") + post(b"b"))
@@ -283,7 +283,7 @@ async def test_an_answer_that_fills_the_connection_is_the_last_one_that_is_asked
 
 
 @on_a_virtual_clock
-async def test_what_is_sent_ahead_is_bounded_and_read_on_when_there_is_room():
+async def test_bytes_sent_ahead_are_bounded():
     place = Place()
     transport = place.connect()
     body = b"x" * 30_000
@@ -300,7 +300,7 @@ async def test_what_is_sent_ahead_is_bounded_and_read_on_when_there_is_room():
 
 
 @on_a_virtual_clock
-async def test_a_request_that_is_as_long_as_the_bound_itself_does_not_stop_the_reading():
+async def test_a_request_as_long_as_the_bound_does_not_stop_reading():
     place = Place()
     transport = place.connect()
     body = b"x" * 65_500
@@ -330,7 +330,7 @@ async def test_a_caller_that_leaves_cancels_its_request():
 
 
 @on_a_virtual_clock
-async def test_a_caller_that_leaves_after_its_answer_cancels_nothing():
+async def test_a_disconnect_after_the_answer_cancels_nothing():
     place = Place()
     place.at_once = lambda body: body
     transport = place.connect()
@@ -340,7 +340,7 @@ async def test_a_caller_that_leaves_after_its_answer_cancels_nothing():
 
 
 @on_a_virtual_clock
-async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_us_is_not():
+async def test_a_silent_connection_is_closed_unless_it_waits_for_an_answer():
     place = Place()
     silent, asking = place.connect(), place.connect()
     asking.send(post(b"a"))
@@ -356,7 +356,7 @@ async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_us_is_not():
 
 
 @on_a_virtual_clock
-async def test_a_body_that_comes_too_slowly_is_refused():
+async def test_a_slow_body_is_refused():
     place = Place()
     lane, routes = place.connect(), place.connect()
     await asyncio.sleep(30)
@@ -384,7 +384,7 @@ async def test_half_a_head_is_hung_up_on():
 
 
 @on_a_virtual_clock
-async def test_while_draining_an_answer_ends_the_connection_unless_more_was_asked():
+async def test_while_draining_the_last_answer_closes_the_connection():
     place = Place()
     transport = place.connect()
     transport.send(post(b"a") + post(b"b"))
@@ -397,7 +397,7 @@ async def test_while_draining_an_answer_ends_the_connection_unless_more_was_aske
 
 
 @on_a_virtual_clock
-async def test_a_connection_that_is_shut_down_ends_with_its_answer_or_at_once():
+async def test_a_shut_down_connection_closes_after_its_answer():
     place = Place()
     idle, asking, half = place.connect(), place.connect(), place.connect()
     asking.send(post(b"a"))
@@ -418,7 +418,7 @@ async def test_a_connection_that_is_shut_down_ends_with_its_answer_or_at_once():
 
 
 @on_a_virtual_clock
-async def test_a_connection_that_is_shut_down_ends_behind_an_answer_that_is_being_read():
+async def test_a_shut_down_connection_closes_after_an_answer_under_way():
     """Its head was sent before, and says nothing of the end."""
 
     async def large() -> WebResponse:
@@ -454,12 +454,12 @@ async def test_an_error_does_not_have_the_head_of_an_answer():
         transport.send(post(b"a"))
         place.sinks[-1].take_head(AnswerHead(201))
         place.sinks[-1].end(answer)
-    statuses = [each.split(b" ")[0] for each in transport.written.split(b";")[:-1]]
+    statuses = [part.split(b" ")[0] for part in transport.written.split(b";")[:-1]]
     assert statuses == [b"500", b"500", b"201"]
 
 
 @on_a_virtual_clock
-async def test_why_a_request_failed_is_told_with_its_answer_and_forgotten_then():
+async def test_the_error_of_a_request_is_recorded_with_its_answer_only():
     place = Place()
     transport = place.connect()
     for error in (ProductError(51, status=429), ProductError(51), None):
@@ -514,7 +514,7 @@ LARGE = bytes(range(250)) * (SIZE // 250)
 
 
 @on_a_virtual_clock
-async def test_a_large_body_is_received_in_its_place_however_it_comes():
+async def test_a_large_body_is_received_in_place_with_any_cuts():
     place = Place()
     transport = place.connect()
     data = post(LARGE)
@@ -548,7 +548,7 @@ async def test_little_is_read_at_once_where_another_large_body_may_come():
 
 
 @on_a_virtual_clock
-async def test_little_is_read_at_once_behind_a_body_that_came_with_its_head():
+async def test_few_bytes_are_read_ahead_after_a_body():
     """Else a caller whose bodies come so fast would have each of them copied."""
     place = Place()
     transport = place.connect()
@@ -591,7 +591,7 @@ async def test_a_large_body_that_is_handed_over_is_answered_by_the_routes():
 
 
 @on_a_virtual_clock
-async def test_a_caller_that_leaves_in_the_midst_of_a_body_leaves_nothing():
+async def test_a_disconnect_within_a_body_releases_its_memory():
     place = Place()
     transport = place.connect()
     transport.send(post(LARGE)[:50_000])
@@ -604,7 +604,7 @@ async def test_a_caller_that_leaves_in_the_midst_of_a_body_leaves_nothing():
 
 
 @on_a_virtual_clock
-async def test_a_body_that_is_announced_and_does_not_come_is_given_up():
+async def test_an_incomplete_body_is_given_up():
     for sent in (0, 30_000):
         place = Place()
         transport = place.connect()
@@ -623,7 +623,7 @@ async def test_a_body_that_is_announced_and_does_not_come_is_given_up():
 
 
 @on_a_virtual_clock
-async def test_a_server_that_stops_waits_for_the_rest_of_a_body_and_answers_last():
+async def test_a_stopping_server_waits_for_a_body_and_answers_it():
     place = Place()
     transport = place.connect()
     transport.send(post(LARGE)[:50_000])
@@ -638,7 +638,7 @@ async def test_a_server_that_stops_waits_for_the_rest_of_a_body_and_answers_last
 
 
 @on_a_virtual_clock
-async def test_without_memory_a_large_body_goes_the_general_way():
+async def test_without_memory_a_large_body_takes_the_general_path():
     place = Place()
     place.memory.is_full = True
     transport = place.connect()

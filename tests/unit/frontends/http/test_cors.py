@@ -12,15 +12,15 @@ LISTED = Cors(CorsConfig(origins=(APP,), headers=("X-User",), credentials=True, 
 VARY = (b"vary", b"Origin")
 
 
-def test_who_is_not_listed_is_told_nothing() -> None:
+def test_an_origin_that_is_not_listed_gets_no_headers() -> None:
     for origin in (b"https://evil.example.com", b"null", b"", APP.encode() + b".evil.com"):
-        said = {b"origin": origin, b"access-control-request-method": b"POST"}
-        assert LISTED.headers_for(said) == (VARY,)
-        assert LISTED.preflight("OPTIONS", said) is None
+        headers = {b"origin": origin, b"access-control-request-method": b"POST"}
+        assert LISTED.headers_for(headers) == (VARY,)
+        assert LISTED.preflight("OPTIONS", headers) is None
     assert Cors().headers_for({b"origin": APP.encode()}) == ()
 
 
-def test_who_is_listed_may_read() -> None:
+def test_a_listed_origin_gets_headers() -> None:
     assert LISTED.headers_for({b"origin": APP.encode()}) == (
         VARY,
         (b"access-control-allow-origin", APP.encode()),
@@ -29,19 +29,19 @@ def test_who_is_listed_may_read() -> None:
     )
 
 
-def test_a_browser_that_asks_is_told_what_may_be_sent() -> None:
-    said = {
+def test_a_preflight_is_answered_with_the_allowed_methods_and_headers() -> None:
+    fields = {
         b"origin": APP.encode(),
         b"access-control-request-method": b"POST",
         b"access-control-request-headers": b"Content-Type, X-User,x-evil",
     }
-    reply = LISTED.preflight("OPTIONS", said)
+    reply = LISTED.preflight("OPTIONS", fields)
     assert reply is not None
     headers = dict(reply.headers)
     assert headers[b"access-control-allow-headers"] == b"content-type, x-user"
     assert headers[b"access-control-allow-methods"] == b"GET, HEAD, POST"
     assert headers[b"access-control-max-age"] == b"5"
-    assert LISTED.preflight("POST", said) is None
+    assert LISTED.preflight("POST", fields) is None
     assert LISTED.preflight("OPTIONS", {b"origin": APP.encode()}) is None
 
 

@@ -44,8 +44,8 @@ def head(*headers: str, line: str = "POST /s/m HTTP/1.1", length: object = 5) ->
     ],
 )
 def test_plain_posts_have_a_lane(headers):
-    found = HeadMemory([Service()]).find(head(*headers))
-    assert found[:2] == ("/s/m", 5)
+    result = HeadMemory([Service()]).find(head(*headers))
+    assert result[:2] == ("/s/m", 5)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_plain_posts_have_a_lane(headers):
         b"POST",
     ],
 )
-def test_what_is_unusual_has_none(data):
+def test_an_unusual_head_is_not_remembered(data):
     memory = HeadMemory([Service()])
     assert memory.find(data) is None
     assert not memory._known
@@ -122,13 +122,13 @@ def test_a_head_is_read_once_while_its_bytes_are_the_same():
     ["traceparent: 00-1", "Grpc-Timeout: 1S", "X-Request-Id: 1", "Authorization: Bearer x",
      "Cookie: a=b", "Forwarded: for=1", "User-Agent: " + "u" * 2048],
 )  # fmt: skip
-def test_what_differs_each_time_or_is_secret_or_long_is_not_remembered(header):
+def test_a_head_that_varies_or_is_secret_or_long_is_not_remembered(header):
     memory = HeadMemory([Service()])
     assert memory.find(head(header))
     assert not memory._known
 
 
-def test_ever_new_heads_do_not_make_the_memory_grow():
+def test_the_memory_of_heads_is_bounded():
     memory = HeadMemory([Service()])
     for number in range(3 * heads._MAX_KNOWN):
         assert memory.find(head(f"Host: {number}"))
@@ -136,7 +136,7 @@ def test_ever_new_heads_do_not_make_the_memory_grow():
     assert memory.find(head("Host: 0"))
 
 
-def test_services_are_asked_in_turn():
+def test_services_are_consulted_in_order():
     class Other(Service):
         def in_line(self, request: WebRequest) -> Any:
             return "other"
@@ -152,14 +152,14 @@ def test_a_status_without_words_has_a_head_too():
 
 
 def test_a_large_body_is_for_the_lane_where_its_endpoint_takes_it():
-    class Takes(Service):
+    class LargeService(Service):
         def in_line(self, request: WebRequest) -> Any:
             return Large(b"inference-header-content-length" in request.headers)
 
-    memory = HeadMemory([Takes()], most_large_bytes=100_000)
-    said = "Inference-Header-Content-Length: 117"
-    assert memory.find(head(said, length=100_000)) == (Large(True), 100_000, 117)
-    assert memory.find(head(said, length=100_001)) is None
+    memory = HeadMemory([LargeService()], most_large_bytes=100_000)
+    text = "Inference-Header-Content-Length: 117"
+    assert memory.find(head(text, length=100_000)) == (Large(True), 100_000, 117)
+    assert memory.find(head(text, length=100_001)) is None
     assert memory.find(head(length=100_000)) is None
 
 

@@ -48,7 +48,7 @@ def answer_to(method, raw_path):
         ("POST", "/x/a/b", b"shown "),
     ],
 )
-def test_who_answers(method, path, body):
+def test_a_path_leads_to_its_handler(method, path, body):
     assert answer_to(method, path).body == body
 
 
@@ -62,12 +62,12 @@ def test_who_answers(method, path, body):
         ("GET", "/x/", NoServiceError, "/x/"),
     ],
 )
-def test_what_is_refused(method, path, kind, text):
+def test_an_invalid_path_is_refused(method, path, kind, text):
     error = answer_to(method, path)
     assert (type(error), str(error)) == (kind, text)
 
 
-def test_a_method_that_is_refused_says_which_are_taken():
+def test_a_refused_method_has_the_allowed_ones():
     assert answer_to("PUT", "/x/one").headers == ((b"allow", b"GET, HEAD"),)
 
 

@@ -44,7 +44,7 @@ REQUESTS = {
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_a_request_is_the_same_wherever_it_is_cut_and_nothing_behind_it_is_read(name):
+def test_a_request_may_be_cut_anywhere_and_its_successor_is_not_read(name):
     raw, body = REQUESTS[name]
     for cut in range(len(raw)):
         caller = Caller()
@@ -70,7 +70,7 @@ def test_a_request_is_the_same_wherever_it_is_cut_and_nothing_behind_it_is_read(
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", '"gzip": send chunked'),
     ],
 )
-def test_what_is_no_request_is_told_plainly(raw, text):
+def test_an_invalid_request_is_refused_with_its_reason(raw, text):
     with pytest.raises(HttpError, match=text) as caught:
         Caller().say(raw)
     assert caught.value.status == 400

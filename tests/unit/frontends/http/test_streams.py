@@ -48,7 +48,7 @@ from pipeline.proto.slices import Limits
         ([b"\xff\xfe, text/event-stream"], EVENTS),
     ],
 )
-def test_what_is_accepted(accepted, form):
+def test_an_accept_header_selects_the_form_of_a_stream(accepted, form):
     assert stream_form(accepted) is form
 
 
@@ -57,8 +57,8 @@ def test_the_lane_leaves_streams_alone(accept, is_left):
     wire, limit = JsonWire(Offload(threads=0), Limits()), SizeLimit("max_message_bytes", 9)
     pairs = Pairs(begin=None, wire=wire, limit=limit, takes_trace=False, forwarding=None)  # type: ignore[arg-type]
     path, headers = "/svc/prediction", {b"content-length": b"2", b"accept": accept}
-    found = pairs.in_line(WebRequest("POST", path, path, "", headers, None, accepts=(accept,)))  # type: ignore[arg-type]
-    assert (found is None) == is_left
+    in_line = pairs.in_line(WebRequest("POST", path, path, "", headers, None, accepts=(accept,)))  # type: ignore[arg-type]
+    assert (in_line is None) == is_left
 
 
 class Handle:
@@ -109,7 +109,7 @@ async def test_short_parts_go_out_as_they_come_and_others_in_their_turn():
 
 
 @virtual
-async def test_a_part_that_leaves_no_room_is_taken_when_there_is_some():
+async def test_a_part_waits_for_room_in_the_connection():
     request = Handle()
     answer = streamed(request)
     stream = answer.stream()
@@ -128,7 +128,7 @@ async def test_a_part_that_leaves_no_room_is_taken_when_there_is_some():
 
 
 @virtual
-async def test_a_heartbeat_comes_when_nothing_was_sent_for_so_long():
+async def test_a_heartbeat_follows_a_pause():
     loop, answer = asyncio.get_running_loop(), streamed(Handle(), heartbeat_s=10)
     stream = answer.stream()
     answer.add([b"a"])

@@ -64,7 +64,7 @@ def on_a_virtual_clock(test: Callable[[], Coroutine[Any, Any, None]]) -> Callabl
 
 
 @on_a_virtual_clock
-async def test_nothing_is_received_while_frames_that_came_wait_for_their_turn():
+async def test_no_bytes_are_read_while_frames_wait():
     socket, transport = opened()
     transport.send(masked(PONG) * 1000 + masked(TEXT, b"a"))
     assert not transport.is_reading
@@ -76,7 +76,7 @@ async def test_nothing_is_received_while_frames_that_came_wait_for_their_turn():
 
 
 @on_a_virtual_clock
-async def test_a_message_whose_sender_is_cancelled_comes_to_its_end():
+async def test_a_message_of_a_cancelled_sender_is_completed():
     socket, transport = opened()
     text = b"x" * (2 * SLICE_BYTES + 1)
     transport.is_full = True
@@ -95,7 +95,7 @@ async def test_a_message_whose_sender_is_cancelled_comes_to_its_end():
 
 
 @on_a_virtual_clock
-async def test_who_receives_a_flood_of_messages_leaves_others_their_turns():
+async def test_a_flood_of_messages_does_not_block_the_loop():
     socket, transport = opened()
     took = []
 

@@ -37,7 +37,7 @@ class Door:
         self.is_grpc, self.offload, self.name = False, None, "method"
 
     def begin(self, *given: Any) -> Begun:
-        sink = next(each for each in reversed(given) if isinstance(each, LinkCall))
+        sink = next(item for item in reversed(given) if isinstance(item, LinkCall))
         begun = Begun(sink)
         self.begun = weakref.ref(begun)
         return begun
@@ -64,9 +64,9 @@ def no_collector() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", [PostCall, DirectCall, InferenceCall])
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_a_request_is_gone_with_the_end_of_its_call(kind: Any, is_answered: bool) -> None:
-    said: list[object] = []
-    peer = SimpleNamespace(loop=None, answer=lambda *a: said.append(a), fail=lambda *a: None)
+def test_a_request_is_released_at_the_end_of_its_call(kind: Any, is_answered: bool) -> None:
+    messages: list[object] = []
+    peer = SimpleNamespace(loop=None, answer=lambda *a: messages.append(a), fail=lambda *a: None)
     door = Door()
     call = kind(peer, 1, -1, b"", door)
     call.begin(b"asked")
@@ -81,7 +81,7 @@ def test_a_request_is_gone_with_the_end_of_its_call(kind: Any, is_answered: bool
 
 @pytest.mark.parametrize("kind", [UnaryCall, StreamCall])
 @on_loop
-async def test_a_coroutine_is_gone_with_the_cancelled_call_that_it_answers(kind: Any) -> None:
+async def test_a_coroutine_is_released_with_its_cancelled_call(kind: Any) -> None:
     async def never(*asked: Any) -> Any:
         await asyncio.Event().wait()
 
@@ -99,7 +99,7 @@ async def test_a_coroutine_is_gone_with_the_cancelled_call_that_it_answers(kind:
     call = kind(peer, 1, -1, b"", method)
     call.begin(b"asked")
     await asyncio.sleep(0)
-    gone = weakref.ref(call._task)
+    reference = weakref.ref(call._task)
     call.cancel()
     await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
-    assert gone() is None
+    assert reference() is None

@@ -97,8 +97,8 @@ FRAMES = st.tuples(
 
 
 @given(written=st.lists(FRAMES, max_size=8), data=st.data())
-def test_frames_are_read_as_they_were_written_however_they_are_cut(written, data):
-    stream = b"".join(frame(*each) for each in written)
+def test_frames_are_parsed_with_any_cuts(written, data):
+    stream = b"".join(frame(*item) for item in written)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     reader = Reader()
     arrived = 0
@@ -114,20 +114,20 @@ def test_frames_are_read_as_they_were_written_however_they_are_cut(written, data
     ]
 
 
-def test_a_frame_that_is_too_large_is_refused_before_it_comes():
+def test_a_frame_that_is_too_large_is_refused_before_its_payload():
     with pytest.raises(BrokenError, match="a frame of kind 4 with 65537 bytes"):
         Reader().inbox.take(HEAD.pack(FRAME_BYTES + 1, DATA, 0, 0, 1))
 
 
-def test_a_hello_is_read_as_it_was_written():
-    said = Hello(
+def test_a_hello_is_parsed_unchanged():
+    hello = Hello(
         secret="hush",
         limits=LinkLimits(1, 2, 3, 4),
         methods=[MethodEntry(1, "a"), MethodEntry(2, "b", stream=True)],
         trace=True,
         headers=True,
     )
-    assert read_hello(frames.HELLO, frames.hello(said)[HEAD.size :]) == said
+    assert read_hello(frames.HELLO, frames.hello(hello)[HEAD.size :]) == hello
 
 
 @pytest.mark.parametrize(
@@ -140,12 +140,12 @@ def test_a_hello_is_read_as_it_was_written():
         (frames.HELLO, b'{"version":7,"limits":{"call_credit":0}}', "without credit"),
     ],
 )
-def test_what_is_no_hello_is_refused(kind, payload, why):
+def test_an_invalid_hello_is_refused(kind, payload, why):
     with pytest.raises(BrokenError, match=why):
         read_hello(kind, payload)
 
 
-def test_what_old_and_newer_gateways_say_beside_is_passed_over():
+def test_unknown_fields_of_a_hello_are_ignored():
     assert read_hello(frames.HELLO, b'{"version":7,"more":[1]}') == Hello()
 
 
@@ -168,7 +168,7 @@ def test_a_credit_has_four_bytes(payload):
 
 
 @given(sizes=st.lists(st.integers(0, 1000), max_size=100))
-def test_credit_is_given_back_in_halves_and_none_is_lost(sizes):
+def test_credit_is_returned_in_halves_and_none_is_lost(sizes):
     window = Window(1000)
     sent = given_back = used = 0
     for size in sizes:

@@ -40,12 +40,12 @@ def test_a_text_alone_or_in_an_array_of_one(value):
 
 
 @pytest.mark.parametrize("value", [None, 3, [], ["a", "b"], {"a": 1}, np.arange(2)])
-def test_what_is_no_text(value):
+def test_an_invalid_text_is_an_error(value):
     with pytest.raises(PayloadTypeError, match="no text under 'text', but other, text"):
         text_of({"other": 1, "text": value}, "text")
 
 
-def test_half_a_character_is_written_as_what_it_is():
+def test_a_lone_surrogate_is_escaped():
     choice = Choice(0, "text")
     body = ChatWriter("m", PLAIN).whole([(choice, choice.whole({"text": "a\ud800"}))])
     assert json.loads(body)["choices"][0]["message"]["content"] == "a\\ud800"
@@ -62,12 +62,12 @@ def test_half_a_character_is_written_as_what_it_is():
     ],
 )
 def test_counts(payload, expected):
-    found = counts_of(payload)
-    assert (found and tuple(found.values())) == expected
+    counts = counts_of(payload)
+    assert (counts and tuple(counts.values())) == expected
 
 
 @pytest.mark.parametrize("value", ["many", -1, 2**60, 2**80, float("nan"), [], [[]]])
-def test_what_is_no_count(value):
+def test_an_invalid_count_is_an_error(value):
     with pytest.raises(PayloadTypeError, match="whole numbers"):
         counts_of({"prompt_tokens": value})
 
@@ -114,64 +114,64 @@ def test_reasons_that_became_one_text_are_the_last_of_them():
         {"logprobs": {"tokens": ["a"], "token_logprobs": [-1], "top_logprobs": [5]}},
     ],
 )
-def test_what_has_another_form_is_an_error_of_the_answer(said):
+def test_an_invalid_form_is_an_error_of_the_answer(said):
     with pytest.raises(PayloadTypeError, match=r"^(\w+_)?(logprobs|calls)\b.* must be a"):
         Choice(0, "text").take({"text": "a", **said})
 
 
 @pytest.mark.parametrize("all_of_them", [{}, {"finish_reason": "stop"}, {"completion_tokens": 0}])
-def test_of_parts_none_may_have_a_text(all_of_them):
+def test_parts_of_a_stream_may_have_no_text(all_of_them):
     choice = Choice(0, "text", in_parts=True)
     assert (choice.take(all_of_them), choice.rest(), choice.reason) == ({}, {}, "stop")
     with pytest.raises(PayloadTypeError):
         choice.take({"other": 1})
 
 
-def test_one_answer_without_text_is_none_whatever_it_counts():
+def test_a_whole_answer_without_text_is_an_error():
     with pytest.raises(PayloadTypeError):
         Choice(0, "text").take({"prompt_tokens": 3})
 
 
 @pytest.mark.parametrize("kind", [ChatWriter, CompletionWriter])
-def test_chunks_say_who_speaks_once_for_each_choice(kind):
+def test_chunks_name_the_role_once_for_each_choice(kind):
     writer = kind("m", COUNTED)
     choices = [Choice(0, "text"), Choice(1, "text")]
     parts = [writer.part(choices[1], {"text": text}) for text in "ab"]
-    found = chunks_of(b"".join([*parts, writer.end(choices[0]), writer.last(choices)]))
-    assert len({each["id"] for each in found}) == 1
-    assert ["usage" in each for each in found] == [False, False, False, True]
-    said = [each["choices"][0] for each in found[:3]]
-    assert [each["index"] for each in said] == [1, 1, 0]
-    assert [each["finish_reason"] for each in said] == [None, None, "stop"]
+    chunks = chunks_of(b"".join([*parts, writer.end(choices[0]), writer.last(choices)]))
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert ["usage" in chunk for chunk in chunks] == [False, False, False, True]
+    said = [chunk["choices"][0] for chunk in chunks[:3]]
+    assert [item["index"] for item in said] == [1, 1, 0]
+    assert [item["finish_reason"] for item in said] == [None, None, "stop"]
     if kind is ChatWriter:
-        assert [each["delta"] for each in said] == [
+        assert [item["delta"] for item in said] == [
             {"role": "assistant", "content": "a"}, {"content": "b"}, {"role": "assistant"}
         ]  # fmt: skip
     else:
-        assert [each["text"] for each in said] == ["a", "b", ""]
-    assert found[3]["choices"] == []
+        assert [item["text"] for item in said] == ["a", "b", ""]
+    assert chunks[3]["choices"] == []
 
 
-def test_counts_are_a_chunk_for_who_asks_for_them():
+def test_counts_are_a_chunk_if_requested():
     choice = Choice(0, "text")
     choice.take({"text": "a", "prompt_tokens": 1, "completion_tokens": 1})
     assert ChatWriter("m", PLAIN).last([choice]) == b"data: [DONE]\n\n"
-    (told,) = chunks_of(ChatWriter("m", COUNTED).last([choice]))
-    assert told["usage"]["total_tokens"] == 2
+    (reported,) = chunks_of(ChatWriter("m", COUNTED).last([choice]))
+    assert reported["usage"]["total_tokens"] == 2
 
 
 @pytest.mark.parametrize("value", [None, "a", ["a"], [[1], [1, 2]], {"a": 1}])
-def test_what_is_no_embedding(value):
+def test_an_invalid_embedding_is_an_error(value):
     with pytest.raises(PayloadTypeError, match="no list of numbers under 'vector'"):
         embeddings([{"vector": value}], "m", ModelOptions(embedding="vector"), in_base64=False)
 
 
 def test_embeddings_have_their_place_and_counts():
     payloads = [{"embedding": [1, 2.5], "prompt_tokens": 2}, {"embedding": np.ones((1, 2))}]
-    found = json.loads(embeddings(payloads, "m", ModelOptions(), in_base64=False))
-    assert [each["embedding"] for each in found["data"]] == [[1.0, 2.5], [1.0, 1.0]]
-    assert [each["index"] for each in found["data"]] == [0, 1]
-    assert found["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
+    document = json.loads(embeddings(payloads, "m", ModelOptions(), in_base64=False))
+    assert [item["embedding"] for item in document["data"]] == [[1.0, 2.5], [1.0, 1.0]]
+    assert [item["index"] for item in document["data"]] == [0, 1]
+    assert document["usage"] == {"prompt_tokens": 2, "total_tokens": 2}
 
 
 # Calls of tools ---------------------------------------------------------------------------------
@@ -179,53 +179,55 @@ def test_embeddings_have_their_place_and_counts():
 
 def call(index: int | None = None, text: Any = "", **more: Any) -> dict[str, Any]:
     """A call of a tool, or a part of one; `name` is the function's."""
-    said = {"arguments": text, **({"name": more.pop("name")} if "name" in more else {})}
-    return {**({} if index is None else {"index": index}), "function": said, **more}
+    fields = {"arguments": text, **({"name": more.pop("name")} if "name" in more else {})}
+    return {**({} if index is None else {"index": index}), "function": fields, **more}
 
 
-def told(*parts: list[dict[str, Any]]) -> list[Any]:
+def call_deltas(*parts: list[dict[str, Any]]) -> list[Any]:
     """(index, id, name, arguments) of each delta that parts become, and of what was held back."""
     choice = Choice(0, "text", in_parts=True)
-    deltas = [choice.take({"tool_calls": each}) for each in parts]
+    deltas = [choice.take({"tool_calls": part}) for part in parts]
     assert choice.reason == "tool_calls"
     calls = [one for delta in [*deltas, choice.rest()] for one in delta.get("tool_calls", [])]
-    said = [each["function"] for each in calls]
-    names = [each.get("name") for each in said]
-    ids = [each.get("id") for each in calls]
-    texts = [each["arguments"] for each in said]
-    return [*zip([each["index"] for each in calls], ids, names, texts, strict=True)]
+    said = [item["function"] for item in calls]
+    names = [item.get("name") for item in said]
+    ids = [item.get("id") for item in calls]
+    texts = [item["arguments"] for item in said]
+    return [*zip([item["index"] for item in calls], ids, names, texts, strict=True)]
 
 
-def test_id_and_name_of_a_call_are_told_once():
+def test_id_and_name_of_a_call_are_sent_once():
     part = call(0, '{"a"', id="c", name="f")
-    assert told([part], [part]) == [(0, "c", "f", '{"a"'), (0, None, None, '{"a"')]
+    assert call_deltas([part], [part]) == [(0, "c", "f", '{"a"'), (0, None, None, '{"a"')]
 
 
 def test_calls_without_an_index_begin_with_an_id_or_a_name():
     parts = [[call(id="a", name="f", text="{")], [call(text="}")], [call(name="g", text={"x": 1})]]
-    (first, more, other) = told(*parts)
+    (first, more, other) = call_deltas(*parts)
     assert (first, more) == ((0, "a", "f", "{"), (0, None, None, "}"))
     assert other[0] == 1
     assert other[1].startswith("call_")
     assert other[2:] == ("g", '{"x":1}')
-    assert [each[0] for each in told([call(id="a", name="f")], [call(id="a", text="{}")])] == [0, 0]
+    assert [
+        item[0] for item in call_deltas([call(id="a", name="f")], [call(id="a", text="{}")])
+    ] == [0, 0]
 
 
-def test_calls_side_by_side_are_told_one_behind_the_other():
+def test_interleaved_calls_are_sent_one_after_another():
     begin = [call(0, "", id="a", name="f"), call(1, "", id="b", name="g")]
-    found = told(begin, [call(0, '{"x":'), call(1, "{")], [call(1, "}")], [call(0, "1}")])
-    assert found == [
+    result = call_deltas(begin, [call(0, '{"x":'), call(1, "{")], [call(1, "}")], [call(0, "1}")])
+    assert result == [
         (0, "a", "f", ""), (0, None, None, '{"x":'), (0, None, None, "1}"), (1, "b", "g", "{}")
     ]  # fmt: skip
-    assert told(begin)[1] == (1, "b", "g", "")  # though the first is no JSON
+    assert call_deltas(begin)[1] == (1, "b", "g", "")  # though the first is no JSON
 
 
 def test_of_a_part_each_call_is_one_delta():
     parts = [call(0, "{", id="a", name="f"), call(0, "}"), call(1, "{}", id="b", name="f")]
-    assert told(parts) == [(0, "a", "f", "{}"), (1, "b", "f", "{}")]
+    assert call_deltas(parts) == [(0, "a", "f", "{}"), (1, "b", "f", "{}")]
 
 
-def test_what_parts_of_calls_are_together():
+def test_parts_of_calls_are_combined():
     choice = Choice(0, "text")
     parts = [call(1, "{", id="b", name="g"), call(0, "{}", id="a", name="f"), call(1, "}")]
     whole = choice.whole({"tool_calls": parts})
@@ -249,7 +251,7 @@ def test_what_parts_of_calls_are_together():
         [call(text=object(), name="f")],
     ],
 )  # fmt: skip
-def test_what_is_no_call(calls):
+def test_an_invalid_call_is_an_error(calls):
     with pytest.raises(PayloadTypeError):
         Choice(0, "text").take({"tool_calls": calls})
 
@@ -257,8 +259,8 @@ def test_what_is_no_call(calls):
 @pytest.mark.parametrize("late", [" ", "\n"])
 def test_space_behind_complete_arguments_is_left_out(late):
     begin = [call(0, "{}", id="a", name="f"), call(1, "", id="b", name="g")]
-    found = told(begin, [call(1, "{}")], [call(0, late)], [call(1, "\n")])
-    assert found[2:] == [(1, None, None, "{}"), (1, None, None, "\n")]
+    result = call_deltas(begin, [call(1, "{}")], [call(0, late)], [call(1, "\n")])
+    assert result[2:] == [(1, None, None, "{}"), (1, None, None, "\n")]
 
 
 def test_arguments_behind_complete_ones_are_an_error():
@@ -266,7 +268,7 @@ def test_arguments_behind_complete_ones_are_an_error():
     with pytest.raises(
         PayloadTypeError, match=r"tool_calls\[0\]: the arguments of call 0 had ended"
     ):
-        told(begin, [call(0, "{")])
+        call_deltas(begin, [call(0, "{")])
 
 
 def test_an_input_of_any_text_is_complete_at_the_end():
@@ -317,7 +319,7 @@ def test_a_custom_tool_has_an_input():
 # Other fields -----------------------------------------------------------------------------------
 
 
-def test_a_chunk_has_all_that_a_part_says():
+def test_a_chunk_has_all_fields_of_a_part():
     choice, writer = Choice(0, "text", in_parts=True), ChatWriter("m", PLAIN)
     picture = {"type": "image_url", "image_url": {"url": "data:,"}}
     part = {"text": "a", "reasoning_content": "hm", "refusal": "no", "images": [picture]}
@@ -346,10 +348,10 @@ def test_log_probabilities_have_all_keys_in_both_forms():
     assert chunk["choices"][0]["logprobs"] == {"content": content, "refusal": None}
     writer = CompletionWriter("m", PLAIN)
     chunks = chunks_of(b"".join([writer.part(choice, delta) for delta in deltas]))
-    found = [each["choices"][0]["logprobs"] for each in chunks]
-    assert [each["text_offset"] for each in found] == [[0, 1], [2, 3]]
-    assert found[0]["tokens"] == ["é", "b"]
-    assert found[0]["top_logprobs"] == [{}, {"c": -1}]
+    results = [item["choices"][0]["logprobs"] for item in chunks]
+    assert [result["text_offset"] for result in results] == [[0, 1], [2, 3]]
+    assert results[0]["tokens"] == ["é", "b"]
+    assert results[0]["top_logprobs"] == [{}, {"c": -1}]
     token = {"token": "a", "logprob": 1}
     for wrong in (
         "a", [3], [np.zeros(1)], [{"token": "a"}], [{"token": 3, "logprob": 1}], [{"logprob": 1}],
@@ -386,7 +388,7 @@ def test_counts_may_be_an_object_with_details():
     assert usage_of([counts, counts], 2) == {**usage, "completion_tokens": 4, "total_tokens": 7}
 
 
-def test_a_choice_that_says_nothing_ends_with_a_reason():
+def test_a_choice_without_text_ends_with_a_reason():
     choice, writer = Choice(0, "text", in_parts=True), ChatWriter("m", PLAIN)
     (chunk,) = chunks_of(writer.end(choice))
     assert chunk["choices"][0]["finish_reason"] == "stop"
@@ -394,7 +396,7 @@ def test_a_choice_that_says_nothing_ends_with_a_reason():
 
 
 @pytest.mark.parametrize(("later_s", "told_s"), [(0, b"1"), (7, b"7"), (500, b"60")])
-def test_overload_is_429_and_says_when_to_ask_again(later_s, told_s):
+def test_overload_is_429_with_retry_after(later_s, told_s):
     reply = reply_to(OverloadedError("too much to do", later_s))
     assert (reply.status, reply.headers) == (429, ((b"retry-after", told_s),))
     assert json.loads(reply.body)["error"]["type"] == "rate_limit_error"
@@ -411,8 +413,8 @@ def test_overload_is_429_and_says_when_to_ask_again(later_s, told_s):
 def test_log_probabilities_of_another_server_pass_through(said):
     choice = Choice(0, "text")
     whole = choice.whole({"text": "ab", "logprobs": said})
-    (told,) = json.loads(CompletionWriter("m", PLAIN).whole([(choice, whole)]))["choices"]
-    assert told["logprobs"] == {
+    (reported,) = json.loads(CompletionWriter("m", PLAIN).whole([(choice, whole)]))["choices"]
+    assert reported["logprobs"] == {
         "tokens": ["a", "b"], "token_logprobs": [None, -1.0], "top_logprobs": [{}, {}],
         "text_offset": [0, 1],
     }  # fmt: skip

@@ -28,7 +28,7 @@ SAID = [
 ]
 
 
-def test_the_input_of_a_custom_tool_may_go_on_after_text_that_is_json():
+def test_the_input_of_a_custom_tool_may_continue_after_valid_json():
     output = Output()
     call = {"index": 0, "id": "c", "type": "custom", "custom": {"name": "f", "input": "{}"}}
     more = {"index": 0, "id": "c", "type": "custom", "custom": {"name": "f", "input": " more"}}
@@ -37,7 +37,7 @@ def test_the_input_of_a_custom_tool_may_go_on_after_text_that_is_json():
     assert ["".join(item.pieces) for item in output.items] == ["{} more", "a"]
 
 
-def taken():
+def choice_and_deltas():
     """A choice, and the deltas of what was said."""
     choice = Choice(0, "text", in_parts=True)
     return choice, [choice.take(said) for said in SAID]
@@ -48,10 +48,10 @@ def events(written):
 
 
 def test_steps_of_items():
-    output, (_, deltas) = Output(), taken()
+    output, (_, deltas) = Output(), choice_and_deltas()
     steps = [step for delta in deltas for step in output.take(delta)]
-    told = [(act, item.kind, text) for act, item, text, _ in [*steps, *output.end()]]
-    assert told == [
+    reported = [(act, item.kind, text) for act, item, text, _ in [*steps, *output.end()]]
+    assert reported == [
         ("begin", "reasoning_content", ""),
         ("grow", "reasoning_content", "hm"),
         ("end", "reasoning_content", ""),
@@ -85,8 +85,8 @@ def test_a_text_inside_of_a_call_ends_neither():
         {"tool_calls": [{"index": 0, "function": {"arguments": "\n"}}]},
     ]
     steps = [step for part in parts for step in output.take(choice.take(part))]
-    told = [(act, item.index, text) for act, item, text, _ in [*steps, *output.end()]]
-    assert told == [
+    reported = [(act, item.index, text) for act, item, text, _ in [*steps, *output.end()]]
+    assert reported == [
         ("begin", 0, ""),
         ("grow", 0, "{"),
         ("begin", 1, ""),
@@ -105,13 +105,16 @@ def test_a_text_inside_of_a_call_ends_neither():
 
 
 def test_events_of_a_response_have_numbers_and_places():
-    writer, (choice, deltas) = ResponseWriter(KeptResponses(0), "m", Questions([])), taken()
+    writer, (choice, deltas) = (
+        ResponseWriter(KeptResponses(0), "m", Questions([])),
+        choice_and_deltas(),
+    )
     written = b"".join(writer.part(choice, delta) for delta in deltas)
-    found = events(written + writer.end(choice) + writer.last([choice]))
-    assert [event["sequence_number"] for event in found] == [*range(len(found))]
-    ended = [event for event in found if event["type"] == "response.output_item.done"]
+    result = events(written + writer.end(choice) + writer.last([choice]))
+    assert [event["sequence_number"] for event in result] == [*range(len(result))]
+    ended = [event for event in result if event["type"] == "response.output_item.done"]
     assert [event["output_index"] for event in ended] == [0, 1, 2, 3, 4]
-    last = found[-1]["response"]
+    last = result[-1]["response"]
     assert [event["item"] for event in ended] == last["output"]
     reasoning, text, first, second, refusal = last["output"]
     assert reasoning["content"] == [{"type": "reasoning_text", "text": "hm"}]
@@ -124,12 +127,12 @@ def test_events_of_a_response_have_numbers_and_places():
     assert refusal["content"] == [{"type": "refusal", "refusal": "no"}]
 
 
-def test_annotations_behind_the_text_are_told_too():
+def test_annotations_after_the_text_are_sent():
     writer, choice = ResponseWriter(KeptResponses(0), "m", Questions([])), Choice(0, "text")
-    said = {"annotations": [{"type": "x"}], "logprobs": [{"token": "", "logprob": -1.0}]}
+    fields = {"annotations": [{"type": "x"}], "logprobs": [{"token": "", "logprob": -1.0}]}
     writer.part(choice, {"annotations": [{"type": "of no text"}]})
     writer.part(choice, {"text": "a"})
-    writer.part(choice, said)
+    writer.part(choice, fields)
     done, *_ = events(writer.end(choice))
     assert len(done["logprobs"]) == 1
     (item,) = events(writer.last([choice]))[0]["response"]["output"]
@@ -141,12 +144,12 @@ def test_a_response_is_short_until_its_text_is_long():
     assert writer.is_short
     writer.part(choice, {"text": "a" * SHORT_BYTES})
     assert not writer.is_short
-    asked = Questions([], is_large=True)
-    assert not ResponseWriter(KeptResponses(0), "m", asked).is_short
+    questions = Questions([], is_large=True)
+    assert not ResponseWriter(KeptResponses(0), "m", questions).is_short
 
 
-def test_what_is_said_at_once_is_what_its_parts_are():
-    choice, _ = taken()
+def test_a_whole_answer_equals_its_parts():
+    choice, _ = choice_and_deltas()
     whole = Choice(0, "text").whole(
         {
             "reasoning_content": "hm",
@@ -154,16 +157,18 @@ def test_what_is_said_at_once_is_what_its_parts_are():
             "tool_calls": [{"id": "c0", "function": {"name": "f", "arguments": {}}}],
         }
     )
-    said = json.loads(ResponseWriter(KeptResponses(0), "m", Questions([])).whole([(choice, whole)]))
-    kinds = [item["type"] for item in said["output"]]
+    document = json.loads(
+        ResponseWriter(KeptResponses(0), "m", Questions([])).whole([(choice, whole)])
+    )
+    kinds = [item["type"] for item in document["output"]]
     assert kinds == ["reasoning", "message", "function_call"]
 
 
 def test_blocks_of_a_message():
-    writer, (choice, deltas) = MessageWriter("m", Questions([])), taken()
+    writer, (choice, deltas) = MessageWriter("m", Questions([])), choice_and_deltas()
     written = b"".join(writer.part(choice, delta) for delta in deltas)
-    found = events(written + writer.end(choice) + writer.last([choice]))
-    begun = [each["content_block"] for each in found if each["type"] == "content_block_start"]
+    result = events(written + writer.end(choice) + writer.last([choice]))
+    begun = [item["content_block"] for item in result if item["type"] == "content_block_start"]
     assert [block["type"] for block in begun] == [
         "thinking",
         "text",
@@ -171,7 +176,7 @@ def test_blocks_of_a_message():
         "tool_use",
         "text",
     ]
-    stops = [each["index"] for each in found if each["type"] == "content_block_stop"]
+    stops = [item["index"] for item in result if item["type"] == "content_block_stop"]
     assert stops == [0, 1, 2, 3, 4]
 
 
@@ -183,7 +188,7 @@ def test_a_message_needs_arguments_in_json():
         MessageWriter("m", Questions([])).whole([(choice, whole)])
 
 
-def test_what_is_kept_is_bounded_by_bytes_too():
+def test_kept_responses_are_bounded_by_bytes():
     kept = KeptResponses(100, most_bytes=10_000)
     for number in range(3):
         kept.add(f"resp_{number}", KeptResponse(b" " * 4000, []))

@@ -20,7 +20,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 CHOSEN = {"type": "function", "function": {"name": "f"}}
 
 
-def asked(model: ModelOptions = MODEL, **body):
+def completion_of(model: ModelOptions = MODEL, **body):
     """Return the requests that completions of the prompt "a" make."""
     return completion_questions({"model": "m", "prompt": "a", **body}, model)
 
@@ -65,23 +65,23 @@ def chat(messages):
         ({"response_format": {"type": "text"}, "modalities": ["text"]}, {}),
     ],
 )
-def test_what_is_handed_on(body, fields):
-    assert asked(**body).fields == [{"prompt": "a", **fields}]
+def test_fields_of_a_body_become_fields_of_the_request(body, fields):
+    assert completion_of(**body).fields == [{"prompt": "a", **fields}]
 
 
 def test_keys_are_the_pipelines():
     model = ModelOptions(
         prompt="words", keys={"max_tokens": "most", "stop": "ends", "seed": "from"}
     )
-    found = asked(model, max_completion_tokens=3, stop=["x"], seed=1, n=2)
+    result = completion_of(model, max_completion_tokens=3, stop=["x"], seed=1, n=2)
     one = {"words": "a", "most": 3, "ends": ["x"]}
-    assert found.fields == [{**one, "from": 1}, {**one, "from": 2}]
-    assert (found.choices, found.stops) == (2, ["x"])
+    assert result.fields == [{**one, "from": 1}, {**one, "from": 2}]
+    assert (result.choices, result.stops) == (2, ["x"])
 
 
-def test_choices_of_a_prompt_stand_behind_each_other():
-    found = completion_questions({"prompt": ["a", "b"], "n": 2, "best_of": 2}, MODEL)
-    assert [each["prompt"] for each in found.fields] == ["a", "a", "b", "b"]
+def test_choices_of_a_prompt_follow_each_other():
+    result = completion_questions({"prompt": ["a", "b"], "n": 2, "best_of": 2}, MODEL)
+    assert [field["prompt"] for field in result.fields] == ["a", "a", "b", "b"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_choices_of_a_prompt_stand_behind_each_other():
 )
 def test_the_argument_that_is_wrong_is_named(param, body):
     with pytest.raises(ArgumentError) as caught:
-        asked(**body)
+        completion_of(**body)
     assert caught.value.param == param
     assert str(caught.value).startswith((param, "more than"))
 
@@ -181,16 +181,16 @@ def test_a_chat_is_a_prompt_or_its_messages():
     turns = [*HELLO, called, answered]
     assert chat(turns).fields == [{"prompt": "user: hello\nassistant: \ntool: 3\nassistant:"}]
     pictures = [{"role": "user", "content": [{"type": "image_url"}]}]
-    found = chat_questions({"messages": pictures, "n": 2}, model)
-    assert found.fields == [{"talk": pictures}] * 2
+    result = chat_questions({"messages": pictures, "n": 2}, model)
+    assert result.fields == [{"talk": pictures}] * 2
 
 
 def test_prompts_of_tokens():
-    assert asked(prompt=[1, 2]).fields == [{"prompt": [1, 2]}]
-    found = asked(prompt=[[1, 2], "a", [3]])
-    assert [each["prompt"] for each in found.fields] == [[1, 2], "a", [3]]
-    found = embedding_questions({"input": [[1], [2, 3]]}, MODEL)
-    assert [each["input"] for each in found.fields] == [[1], [2, 3]]
+    assert completion_of(prompt=[1, 2]).fields == [{"prompt": [1, 2]}]
+    result = completion_of(prompt=[[1, 2], "a", [3]])
+    assert [field["prompt"] for field in result.fields] == [[1, 2], "a", [3]]
+    result = embedding_questions({"input": [[1], [2, 3]]}, MODEL)
+    assert [field["input"] for field in result.fields] == [[1], [2, 3]]
 
 
 def function(**more: Any) -> dict[str, Any]:
@@ -198,8 +198,8 @@ def function(**more: Any) -> dict[str, Any]:
 
 
 def schema(**more: Any) -> dict[str, Any]:
-    said = {"name": "s", "schema": more}
-    return {"response_format": {"type": "json_schema", "json_schema": said}}
+    fields = {"name": "s", "schema": more}
+    return {"response_format": {"type": "json_schema", "json_schema": fields}}
 
 
 PLACE, FUNCTION = "response_format.json_schema", "tools[0].function"
@@ -244,7 +244,7 @@ PLACE, FUNCTION = "response_format.json_schema", "tools[0].function"
         ("max_tokens", "integer_below_min_value", {"max_tokens": -1}),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_chat_has_a_path_and_a_code(param, code, body):
+def test_an_invalid_chat_is_refused_with_path_and_code(param, code, body):
     with pytest.raises(ArgumentError) as caught:
         chat_questions({"model": "m", "messages": HELLO, **body}, MODEL)
     assert (caught.value.param, caught.value.reason) == (param, code)
@@ -262,7 +262,7 @@ def test_what_is_wrong_in_a_chat_has_a_path_and_a_code(param, code, body):
          {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
     ],
 )  # fmt: skip
-def test_what_a_model_does_not_support_is_refused(feature, param, body):
+def test_an_unsupported_feature_is_refused(feature, param, body):
     talk = {"messages": HELLO, **body}
     with pytest.raises(ArgumentError) as caught:
         chat_questions(talk, ModelOptions(messages="talk", supports=["echo"]))
@@ -275,9 +275,9 @@ def test_what_a_model_does_not_support_is_refused(feature, param, body):
     )
 
 
-def test_what_is_ignored_reaches_who_names_it():
-    found = asked(ModelOptions(keys={"user": "who"}), user="u", store=True)
-    assert found.fields == [{"prompt": "a", "who": "u"}]
+def test_an_ignored_key_reaches_a_model_that_names_it():
+    result = completion_of(ModelOptions(keys={"user": "who"}), user="u", store=True)
+    assert result.fields == [{"prompt": "a", "who": "u"}]
 
 
 @pytest.mark.parametrize(
@@ -313,4 +313,4 @@ def test_the_input_that_is_wrong_is_named(param, body):
 )
 def test_a_text_may_be_a_list_of_tokens(given, found):
     for read, name in ((completion_questions, "prompt"), (embedding_questions, "input")):
-        assert read({"model": "m", name: given}, MODEL).fields == [{name: each} for each in found]
+        assert read({"model": "m", name: given}, MODEL).fields == [{name: item} for item in found]

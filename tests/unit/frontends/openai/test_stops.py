@@ -24,22 +24,22 @@ def growing(text: str, stops: list[str]) -> str:
 @given(st.lists(LETTERS, max_size=10), STOPS)
 def test_parts_make_no_difference(parts, stops):
     cutter = Cutter(stops)
-    told = "".join(map(cutter.take, parts)) + cutter.rest()
-    assert told == growing("".join(parts), stops)
-    assert cutter.has_cut == (told != "".join(parts))
+    reported = "".join(map(cutter.take, parts)) + cutter.rest()
+    assert reported == growing("".join(parts), stops)
+    assert cutter.has_cut == (reported != "".join(parts))
     assert cutter.rest() == ""
 
 
 @given(st.lists(LETTERS, max_size=10), STOPS)
-def test_no_more_is_held_back_than_may_be_the_beginning_of_a_stop(parts, stops):
-    cutter, text, told = Cutter(stops), "", ""
+def test_the_cutter_holds_back_only_a_possible_start_of_a_stop(parts, stops):
+    cutter, text, message = Cutter(stops), "", ""
     for part in parts:
         text += part
-        told += cutter.take(part)
+        message += cutter.take(part)
         if cutter.has_cut:
             break
-        held = text[len(told) :]
-        assert text.startswith(told)
+        held = text[len(message) :]
+        assert text.startswith(message)
         assert not held or any(stop.startswith(held) and stop != held for stop in stops)
 
 
@@ -56,6 +56,6 @@ def test_no_more_is_held_back_than_may_be_the_beginning_of_a_stop(parts, stops):
         (["a"], ["", "xax", "x"], ["", "x", ""]),
     ],
 )
-def test_what_is_told_of_each_part(stops, parts, told):
+def test_the_cutter_returns_the_text_of_each_part(stops, parts, told):
     cutter = Cutter(stops)
     assert [cutter.take(part) for part in parts] == told

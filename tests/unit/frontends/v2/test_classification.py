@@ -24,8 +24,8 @@ def test_the_highest_with_their_labels():
 
 def test_each_row_of_a_batch_has_its_own():
     array = np.array([[[1, 2], [4, 3]], [[8, 7], [6, 5]]], np.int8)
-    found = classes_of(array, 1, [], batches=True)
-    assert found.tolist() == [[b"4:2"], [b"8:0"]]
+    classes = classes_of(array, 1, [], batches=True)
+    assert classes.tolist() == [[b"4:2"], [b"8:0"]]
 
 
 def test_unsigned_numbers_of_all_bits():
@@ -34,17 +34,17 @@ def test_unsigned_numbers_of_all_bits():
 
 
 @pytest.mark.parametrize("array", [np.array(["x"], object), np.array([True])])
-def test_what_has_no_classes(array):
+def test_an_output_without_classes_is_refused(array):
     with pytest.raises(V2Error, match="class result not available for output due to unsupported"):
         classes_of(array, 1, [], batches=False)
 
 
-def test_what_is_too_large():
+def test_an_output_too_large_for_classification_is_refused():
     with pytest.raises(V2Error, match="classification output tensor too large"):
         classes_of(np.zeros(1_000_001, np.int8), 1, [], batches=False)
 
 
-def test_what_is_wanted():
+def test_only_outputs_with_a_count_are_classified():
     outputs = [
         RequestedOutput("x", {"classification": 3}),
         RequestedOutput("y", {"classification": 0}),
@@ -54,6 +54,6 @@ def test_what_is_wanted():
 
 
 @pytest.mark.parametrize("count", [-1, "3", True, 1.5, 2**32])
-def test_what_is_no_number_of_classes(count):
+def test_an_invalid_number_of_classes_is_refused(count):
     with pytest.raises(V2Error, match="must be a number of classes"):
         classes_wanted([RequestedOutput("x", {"classification": count})])

@@ -30,7 +30,7 @@ def refused(read, *args):
     return caught.value.kind, str(caught.value)
 
 
-def test_nothing_is_no_override():
+def test_an_empty_body_has_no_overrides():
     assert (
         overrides_of_json(b"", LIMITS)
         == overrides_of_json(b"{}", LIMITS)
@@ -64,10 +64,10 @@ def test_a_config_and_files():
         (b'{"parameters": []}', V2Status.INVALID, "must be a JSON object"),
     ],
 )
-def test_what_is_sent_over_http_in_vain(sent, kind, text):
-    found = refused(overrides_of_json, sent, LIMITS)
-    assert found[0] is kind
-    assert text in found[1]
+def test_an_invalid_load_over_http_is_refused(sent, kind, text):
+    result = refused(overrides_of_json, sent, LIMITS)
+    assert result[0] is kind
+    assert text in result[1]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_what_is_sent_over_http_in_vain(sent, kind, text):
         ({"other": Parameter(string_param="")}, "unrecognized load parameter 'other'."),
     ],
 )
-def test_what_is_sent_over_grpc_in_vain(parameters, text):
+def test_an_invalid_load_over_grpc_is_refused(parameters, text):
     assert refused(overrides_of, parameters) == (V2Status.INVALID, text)
 
 
@@ -100,7 +100,7 @@ def test_dependents():
     assert text == "invalid value type for 'unload_dependents' parameter, expected bool_param."
 
 
-def test_the_servers_limit_of_json_holds_for_what_a_load_brings():
+def test_the_limit_of_json_applies_to_load_requests():
     sent = body(config="x" * 2000)
     assert overrides_of_json(sent, Limits(json_bytes=4000)).config == "x" * 2000
     with pytest.raises(V2Error, match="1000"):

@@ -64,11 +64,11 @@ def same(found, expected):
         (np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32)),
     ],
 )
-def test_what_comes_undeclared_becomes_what_it_most_likely_is(array, value):
+def test_an_undeclared_array_becomes_its_most_likely_type(array, value):
     same(values_of({"x": array}, ANYTHING)["x"], value)
 
 
-def test_text_in_more_dimensions_is_an_array_of_it():
+def test_text_in_several_dimensions_is_an_array_of_text():
     value = values_of({"x": text("a", b"\xff", shape=(2, 1))}, ANYTHING)["x"]
     assert value.shape == (2, 1)
     assert value.ravel().tolist() == ["a", b"\xff"]
@@ -78,13 +78,13 @@ def test_text_in_more_dimensions_is_an_array_of_it():
     ("shape", "batch", "value"),
     [((1,), 0, "a"), ((), 0, "a"), ((-1,), 0, ["a"]), (None, 0, ["a"]), ((), 4, ["a"])],
 )
-def test_the_form_of_text_depends_on_what_is_declared_and_not_on_how_much_came(shape, batch, value):
+def test_the_form_of_text_depends_on_the_declaration_only(shape, batch, value):
     interface = ModelInterface((Slot("x", "BYTES", shape),), None, batch)
     came = text("a", shape=() if shape == () and not batch else (1,))
     assert values_of({"x": came}, interface) == {"x": value}
 
 
-def test_a_request_for_an_op_of_the_users_own_has_pairs_and_tensors():
+def test_a_request_of_a_custom_request_op_has_pairs_and_tensors():
     numbers = np.arange(3, dtype=np.int32)
     request = request_of({"a": "é", "n": numbers, "l": ["x", "y"], "b": b"\xff"}, "17")
     assert list(zip(request.key, request.value, strict=True)) == [("a", "é")]
@@ -95,11 +95,11 @@ def test_a_request_for_an_op_of_the_users_own_has_pairs_and_tensors():
 
 
 @pytest.mark.parametrize("text_id", ["", "a1", "-3", "9" * 19, "9" * 400, "²"])
-def test_an_id_that_is_no_log_id_is_none(text_id):
+def test_an_id_that_is_not_a_log_id_is_zero(text_id):
     assert request_of({}, text_id).logid == 0
 
 
-def test_what_a_request_cannot_hold_is_refused():
+def test_a_value_that_a_request_cannot_hold_is_refused():
     with pytest.raises(PayloadTypeError, match="'b'"):
         request_of({"b": ["a", b"\xff"]}, "")
 
@@ -152,7 +152,7 @@ def test_values_become_arrays(value, array):
         np.array(["2026-01-01"], "datetime64[D]"),
     ],
 )
-def test_what_the_protocol_has_no_form_for_is_refused(value):
+def test_a_value_without_a_form_in_the_protocol_is_refused(value):
     with pytest.raises(V2Error, match="output 'y' of model 'm'") as caught:
         arrays_of({"y": value}, ANYTHING, "m", [])
     assert caught.value.kind is V2Status.INTERNAL
@@ -169,17 +169,17 @@ def test_a_long_text_among_short_ones_costs_its_own_length_only():
         arrays.array_shapes(min_dims=1, max_dims=3),
     )
 )
-def test_arrays_pass_as_they_are(array):
+def test_arrays_pass_unchanged(array):
     same(array_of(array), array)
 
 
-def test_all_values_are_answered_or_those_that_were_asked_for_in_that_order():
+def test_all_values_or_the_requested_ones_are_answered_in_order():
     payload = {"a": 1, "b": 2.0, "c": "x"}
     assert list(arrays_of(payload, ANYTHING, "m", [])) == ["a", "b", "c"]
     assert list(arrays_of(payload, ANYTHING, "m", ["c", "a"])) == ["c", "a"]
 
 
-def test_an_output_that_nobody_declared_and_nobody_gave_is_refused():
+def test_an_output_neither_declared_nor_returned_is_refused():
     with pytest.raises(V2Error, match="unexpected inference output 'z' for model 'm'") as caught:
         arrays_of({"a": 1}, ANYTHING, "m", ["z"])
     assert caught.value.kind is V2Status.INVALID
@@ -206,7 +206,7 @@ def fitted(value, datatype, shape, batch=0):
         (1e300, "FP32", (1,), np.array([np.inf], np.float32)),
     ],
 )
-def test_an_answer_becomes_what_its_op_declares(value, datatype, shape, array):
+def test_an_answer_is_converted_to_the_declaration(value, datatype, shape, array):
     same(fitted(value, datatype, shape), array)
 
 
@@ -221,13 +221,13 @@ def test_an_answer_becomes_what_its_op_declares(value, datatype, shape, array):
         (-1, "UINT64", (1,), "UINT64"),
     ],
 )
-def test_an_answer_that_is_not_what_its_op_declares_is_an_error(value, datatype, shape, reason):
+def test_an_answer_that_does_not_match_the_declaration_is_an_error(value, datatype, shape, reason):
     with pytest.raises(V2Error, match=reason) as caught:
         fitted(value, datatype, shape)
     assert caught.value.kind is V2Status.INTERNAL
 
 
-def test_a_model_whose_shapes_are_not_checked_answers_in_any():
+def test_a_model_without_checked_shapes_may_return_any_shape():
     interface = ModelInterface(None, (Slot("y", "FP32", (2,)),), 4, checks_shapes=False)
     (array,) = arrays_of({"y": np.zeros(3, np.float32)}, interface, "m", []).values()
     assert array.shape == (3,)
@@ -278,7 +278,7 @@ def test_text_where_numbers_are_declared_is_reported():
         (Response(tensors=[{"name": "x", "elem_type": 99}]), V2Status.INTERNAL, "99"),
     ],
 )
-def test_an_answer_that_is_an_error_or_none_raises(answer, kind, reason):
+def test_an_error_or_an_invalid_answer_raises(answer, kind, reason):
     with pytest.raises(V2Error, match=reason) as caught:
         payload_of(answer, ANYTHING)
     assert caught.value.kind is kind
@@ -304,7 +304,7 @@ def test_errors_have_a_kind(error, kind):
     assert v2_error(error).kind is kind
 
 
-def test_names_and_errors_can_travel_whatever_the_ops_made_of_them():
+def test_names_and_errors_are_encodable():
     assert list(arrays_of({"\udcff": 1, 2: 2}, ANYTHING, "m", [])) == ["\\udcff", "2"]
     assert str(v2_error(ProductError(51, "no file \udcff"))) == "[51] no file \\udcff"
 
@@ -316,7 +316,7 @@ def test_text_in_as_many_dimensions_as_numpy_has_is_an_answer():
     assert array_of(text.tolist()).shape == text.shape
 
 
-def test_a_list_that_holds_itself_is_no_answer():
+def test_a_recursive_list_is_an_error():
     endless = []
     endless.append(endless)
     with pytest.raises(V2Error, match="output 'y' of model 'm'"):

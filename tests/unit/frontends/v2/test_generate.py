@@ -81,11 +81,11 @@ def test_with_batches_the_first_size_is_theirs():
         ("IDS", [1, True], "attempt to access JSON non-signed-integer as signed-integer"),
     ],
 )
-def test_a_value_that_is_no_tensor_of_the_input_is_refused(name, value, text):
+def test_a_value_that_does_not_match_the_input_is_refused(name, value, text):
     assert text.format(name) in refused({name: value})
 
 
-def test_what_is_no_input_is_a_parameter():
+def test_a_field_that_is_not_an_input_is_a_parameter():
     asked = read({"id": "7", "temperature": 0.5, "parameters": {"n": 1, "TEXT": "a"}, "x": "y"})
     assert asked.id == "7"
     assert asked.parameters == {"temperature": 0.5, "n": 1, "x": "y"}
@@ -109,7 +109,7 @@ def test_what_is_no_input_is_a_parameter():
         (b'{"x": %s}' % (b"9" * 5000), "the request is not valid JSON"),
     ],
 )
-def test_what_breaks_the_form_is_refused(value, text):
+def test_an_invalid_form_is_refused(value, text):
     assert text in refused(value)
 
 
@@ -121,12 +121,12 @@ LONG = list(range(SHORT_BYTES // 4))
 
 
 def test_large_bodies_are_read_as_short_ones_are():
-    asked = {"FREE": LONG, "parameters": {"n": 1}, "TEXT": "x" * SHORT_BYTES}
-    found = read(asked)
-    assert found.inputs["FREE"].shape == (1, len(LONG))
-    assert found.inputs["FREE"][0].tolist() == LONG
-    assert found.inputs["TEXT"].tolist() == [[b"x" * SHORT_BYTES]]
-    assert found.parameters == {"n": 1}
+    request = {"FREE": LONG, "parameters": {"n": 1}, "TEXT": "x" * SHORT_BYTES}
+    result = read(request)
+    assert result.inputs["FREE"].shape == (1, len(LONG))
+    assert result.inputs["FREE"][0].tolist() == LONG
+    assert result.inputs["TEXT"].tolist() == [[b"x" * SHORT_BYTES]]
+    assert result.parameters == {"n": 1}
 
 
 def test_large_bodies_are_refused_as_short_ones_are():
@@ -138,9 +138,9 @@ def test_large_bodies_are_refused_as_short_ones_are():
         read({"ANY": 1, "TEXTS": ["a"] * 100_000}, ModelInterface(), text_elements=10)
 
 
-def test_a_model_that_declares_nothing_takes_what_comes():
-    found = inputs_of({"a": "x", "b": [1, 2], "c": [1, 2.5], "d": True}, ModelInterface())
-    assert found == {
+def test_a_model_without_declarations_accepts_any_input():
+    inputs = inputs_of({"a": "x", "b": [1, 2], "c": [1, 2.5], "d": True}, ModelInterface())
+    assert inputs == {
         "a": ("object", [b"x"]),
         "b": ("int64", [1, 2]),
         "c": ("float64", [1.0, 2.5]),
@@ -164,7 +164,7 @@ def test_an_answer_is_flat_and_one_element_is_its_value():
     assert b'"NAN":NaN' in answer(NAN=np.float32([np.nan]))
 
 
-def test_an_answer_without_an_id_has_none():
+def test_an_answer_without_an_id_has_no_id_field():
     body = write_generate(InferResponse("m", "1", "", {}, {}), Limits())
     assert json.loads(body) == {"model_name": "m", "model_version": "1"}
 

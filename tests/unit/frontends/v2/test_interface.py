@@ -51,7 +51,7 @@ def test_the_first_dimension_is_the_number_of_samples_with_one():
     assert BATCHED.check_inputs("m", {"a": floats(3, 2), "b": ints(3, 1)}) == 3
 
 
-def test_a_model_that_says_nothing_takes_everything():
+def test_a_model_without_declarations_accepts_any_tensor():
     assert ModelInterface().check_inputs("m", {"x": floats(9, 9)}) == 1
     ModelInterface().check_outputs("m", ["whatever"])
 
@@ -129,7 +129,7 @@ def note(*shapes, dtype="float32"):
     return ModelMetadata("onnxruntime_onnx", inputs, outputs)
 
 
-def test_a_model_whose_first_dimensions_are_free_takes_batches():
+def test_a_model_with_a_free_first_dimension_accepts_batches():
     interface = interface_of(note([-1, 3], [-1]), batch_size=1)
     assert interface == ModelInterface(
         (Slot("x0", "FP32", (3,)), Slot("x1", "FP32", ())),
@@ -140,7 +140,7 @@ def test_a_model_whose_first_dimensions_are_free_takes_batches():
 
 
 @pytest.mark.parametrize(("batch_size", "most", "found"), [(2, 0, 4), (16, 0, 16), (16, 3, 3)])
-def test_it_takes_at_least_four_or_as_many_as_its_op_says(batch_size, most, found):
+def test_a_model_accepts_batches_of_four_or_of_the_size_of_its_op(batch_size, most, found):
     interface = interface_of(note([-1, 3]), batch_size, most=most)
     assert interface is not None
     assert interface.max_batch_size == found
@@ -158,7 +158,7 @@ def test_any_other_model_takes_one_sample(shapes):
 
 
 @pytest.mark.parametrize(("shape", "kind"), [([], "number"), (None, None)])
-def test_a_scalar_is_described_as_one_and_what_has_any_rank_is_not(shape, kind):
+def test_a_scalar_is_described_as_scalar_and_an_unknown_rank_is_not(shape, kind):
     interface = interface_of(note(shape), batch_size=1)
     assert interface is not None
     assert interface.check_inputs("m", {"x0": floats(1)}) == 1
@@ -166,7 +166,7 @@ def test_a_scalar_is_described_as_one_and_what_has_any_rank_is_not(shape, kind):
     assert described["properties"]["x0"].get("type") == kind
 
 
-def test_only_the_outputs_that_are_fetched_are_shown_and_have_a_say():
+def test_only_fetched_outputs_are_shown_and_checked():
     interface = interface_of(note([-1, 3]), batch_size=1, fetch=("y",))
     assert interface is not None
     assert interface.outputs == (Slot("y", "FP32", (2,)),)
@@ -195,7 +195,7 @@ def test_an_optional_input_may_be_missing():
     ("backend", "checks"),
     [(PythonBackend, False), (OnnxRuntimeBackend, False), (IdentityBackend, True)],
 )
-def test_shapes_that_models_answer_with_are_as_their_backend_says(backend, checks):
+def test_the_backend_decides_whether_output_shapes_are_checked(backend, checks):
     assert backend.checks_output_shapes is checks
-    found = ConfiguredModel(ModelConfig(), None, {}, backend.checks_output_shapes)
-    assert found.interface.checks_shapes is checks
+    model = ConfiguredModel(ModelConfig(), None, {}, backend.checks_output_shapes)
+    assert model.interface.checks_shapes is checks

@@ -22,19 +22,19 @@ def short(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 30, 31, 32])
-def test_a_file_comes_out_as_it_went_in(size):
+def test_a_file_is_decoded_unchanged(size):
     data = bytes(range(size))
     config = json.dumps({"name": 'a "quoted" model\\', "max_batch_size": 4})
-    said = {"config": config, "file:1/model.onnx": base64.b64encode(data).decode(), "file:a": ""}
-    found = overrides_of_json(json.dumps({"parameters": said}).encode(), Limits())
-    assert (found.config, found.files) == (config, {"1/model.onnx": data, "a": b""})
+    fields = {"config": config, "file:1/model.onnx": base64.b64encode(data).decode(), "file:a": ""}
+    overrides = overrides_of_json(json.dumps({"parameters": fields}).encode(), Limits())
+    assert (overrides.config, overrides.files) == (config, {"1/model.onnx": data, "a": b""})
 
 
 def test_slashes_may_be_escaped():
     data = b"\xff" * 30
     text = base64.b64encode(data).decode().replace("/", "\\/")
-    found = overrides_of_json(b'{"parameters": {"file:x": "%b"}}' % text.encode(), Limits())
-    assert found.files == {"x": data}
+    overrides = overrides_of_json(b'{"parameters": {"file:x": "%b"}}' % text.encode(), Limits())
+    assert overrides.files == {"x": data}
 
 
 def test_a_long_text_is_left_where_it_is():
@@ -44,7 +44,7 @@ def test_a_long_text_is_left_where_it_is():
 
 
 @pytest.mark.parametrize("text", ["QUJD" * 2 + "QQ==" + "QUJD" * 4, "QUJD" * 3 + "Q", "?" * 16])
-def test_what_is_no_base64_is_refused(text):
+def test_invalid_base64_is_refused(text):
     with pytest.raises(binascii.Error):
         bytes_of(text, {})
 
@@ -55,8 +55,8 @@ def test_too_many_texts_are_refused_before_they_are_made(monkeypatch):
         cut(b'["a", "b", "c", "d"]')
 
 
-def test_a_short_text_is_never_taken_for_a_long_one():
+def test_a_short_text_is_not_mistaken_for_a_placeholder():
     long = base64.b64encode(bytes(40)).decode()
-    said = {"file:a": long, "config": "long text 0"}
-    found = overrides_of_json(json.dumps({"parameters": said}).encode(), Limits())
-    assert (found.config, found.files) == ("long text 0", {"a": bytes(40)})
+    fields = {"file:a": long, "config": "long text 0"}
+    overrides = overrides_of_json(json.dumps({"parameters": fields}).encode(), Limits())
+    assert (overrides.config, overrides.files) == ("long text 0", {"a": bytes(40)})

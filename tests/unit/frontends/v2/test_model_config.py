@@ -35,7 +35,7 @@ def op_config(**settings):
     return config_of_op("bow", "python", INTERFACE, resolve_op("bow", {}, config))
 
 
-def test_an_ops_configuration_has_what_clients_look_for():
+def test_an_ops_configuration_has_the_fields_that_clients_read():
     config = op_config(concurrency=3)
     assert (config["name"], config["platform"], config["backend"]) == ("bow", "", "python")
     assert config["max_batch_size"] == 8
@@ -83,9 +83,9 @@ def test_sequences_are_shown_as_triton_shows_them():
     ]
     state = {"input_name": "a", "output_name": "b", "data_type": "FP32", "dims": [-1]}
     initial = {"name": "first", "dims": [2], "zero_data": True}
-    said = {"strategy": "direct", "min_slot_utilization": 0.5, "max_queue_delay_ms": 2}
-    said |= {"controls": controls, "state": [{**state, "initial_state": initial}]}
-    whole = op_config(batch_size=4, sequence=said)
+    fields = {"strategy": "direct", "min_slot_utilization": 0.5, "max_queue_delay_ms": 2}
+    fields |= {"controls": controls, "state": [{**state, "initial_state": initial}]}
+    whole = op_config(batch_size=4, sequence=fields)
     batching = whole["sequence_batching"]
     message = json_format.ParseDict(whole, ModelConfig())
     assert message.sequence_batching.state[0].initial_state[0].zero_data
@@ -128,7 +128,7 @@ def test_the_strategy_oldest_has_its_own_fields():
     assert op_config(batching="iterative")["sequence_batching"]["iterative_sequence"]
 
 
-def test_both_forms_of_a_configuration_say_the_same():
+def test_both_forms_of_a_configuration_are_equal():
     config = op_config(batch_size=4, auto_batching_timeout=1)
     message = json_format.ParseDict(config, ModelConfig())
     assert message.input[1].data_type == DataType.TYPE_STRING

@@ -52,7 +52,7 @@ class Loaded(Op):
 # The pipeline -------------------------------------------------------------------------------
 
 
-def test_a_pipeline_that_declares_nothing_takes_and_gives_what_there_is():
+def test_a_pipeline_without_declarations_accepts_and_returns_any_tensors():
     async def ask(server):
         response = await server.infer(a=floats(1, 2), t=bytes_of("é"), id="7")
         assert (response.model_name, response.model_version, response.id) == ("svc", "1", "7")
@@ -99,7 +99,7 @@ class Reads(RequestOp):
         return {"pairs": dict(zip(request.key, request.value, strict=True)), **data}, log_id
 
 
-def test_a_request_op_of_the_users_own_is_asked_with_a_request():
+def test_a_custom_request_op_receives_a_request():
     async def ask(server):
         response = await server.infer(words=bytes_of("a b"), n=floats(1, 2), id="17")
         seen = response.outputs["seen"].item()
@@ -134,7 +134,7 @@ def test_a_response_op_of_the_users_own_makes_the_answer():
     served(echo, ask, response_op=Writes(echo))
 
 
-def test_an_error_in_the_graph_is_told():
+def test_an_error_in_the_graph_is_returned():
     class Breaks(Op):
         def preprocess(self, input_dicts, data_id, log_id):
             raise ValueError("boom")
@@ -175,7 +175,7 @@ def test_a_request_that_is_late_is_unavailable(limits):
     served(double(), ask, timeout=60_000)
 
 
-def test_a_timeout_says_nothing_to_a_server_that_has_none_itself():
+def test_a_timeout_is_ignored_by_a_server_without_one():
     async def ask(server):
         server.engine.pools["double"].service_s = 2.0
         assert (await server.infer(x=floats(1), parameters={"timeout": 30})).outputs
@@ -215,7 +215,7 @@ def test_parameters_of_the_protocols_own_have_their_kinds(parameters, reason):
 
 
 @pytest.mark.parametrize("name", ["sequence_id", "headers", "binary_data_output", "triton_mine"])
-def test_a_forwarded_header_cannot_have_the_name_of_a_parameter_of_the_protocol(name):
+def test_a_forwarded_header_with_a_reserved_name_is_refused(name):
     text = f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
     with pytest.raises(V2Error, match=text):
         info_of("", {}, {name: "1"})
@@ -223,7 +223,7 @@ def test_a_forwarded_header_cannot_have_the_name_of_a_parameter_of_the_protocol(
     assert info_of("", {}, free).headers == free
 
 
-def test_sequences_say_nothing_to_models_that_know_none():
+def test_parameters_of_sequences_are_ignored_by_models_without_sequences():
     async def ask(server):
         parameters = {
             "sequence_id": "s",
@@ -238,10 +238,10 @@ def test_sequences_say_nothing_to_models_that_know_none():
     served(double(), ask)
 
 
-def test_a_name_that_says_how_http_has_outputs_is_the_callers_own_elsewhere():
-    said = {"binary_data_output": 7, "timeout": 2_000_000}
-    assert info_of("", said, {}).parameters == said, "as a gRPC message has it"
-    assert timeout_of(said) == 2.0
+def test_a_parameter_of_http_is_an_ordinary_one_elsewhere():
+    fields = {"binary_data_output": 7, "timeout": 2_000_000}
+    assert info_of("", fields, {}).parameters == fields, "as a gRPC message has it"
+    assert timeout_of(fields) == 2.0
 
 
 # Batches ------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def joined(**attributes):
     return kind("join", sides)
 
 
-def test_an_op_that_reads_several_is_asked_with_what_each_would_give():
+def test_an_op_with_several_inputs_receives_them_by_prefix():
     async def ask(server):
         inputs = {"left.y": floats(1), "right.y": floats(2), "right.t": bytes_of("a")}
         response = await server.infer("join", **inputs)
@@ -320,7 +320,7 @@ def test_an_op_that_reads_several_is_asked_with_what_each_would_give():
     ],
 )
 @virtual
-async def test_a_declaration_that_does_not_fit_the_graph_is_refused_at_the_start(tensors, reason):
+async def test_a_declaration_that_does_not_match_the_graph_is_refused_at_the_start(tensors, reason):
     with pytest.raises(ConfigError, match=reason):
         Server(joined(input_tensors=tensors))
 
@@ -329,7 +329,7 @@ def loaded():
     return Loaded("bow", RequestOp())
 
 
-def test_an_op_that_declares_nothing_is_asked_for_its_model_alone():
+def test_an_op_without_declarations_has_the_interface_of_its_model():
     async def ask(server):
         server.engine.pools["bow"].note = NOTE
         response = await server.infer("bow", ids=np.array([[1, 2], [3, 4]]))
@@ -344,7 +344,7 @@ def test_an_op_that_declares_nothing_is_asked_for_its_model_alone():
     served(loaded(), ask)
 
 
-def test_an_op_that_tells_nothing_of_itself_cannot_be_asked_alone():
+def test_an_op_without_an_interface_cannot_be_requested_alone():
     async def ask(server):
         kind, text = await server.refused("bow", ids=np.array([[1]]))
         assert kind is V2Status.INVALID
@@ -366,16 +366,16 @@ def test_an_op_that_tells_nothing_of_itself_cannot_be_asked_alone():
         ("svc", "-1", V2Status.INVALID, "invalid model version specified '-1' ,"),
     ],
 )
-def test_who_is_not_there_is_refused_alike_everywhere(name, version, kind, reason):
+def test_an_unknown_model_is_refused_with_the_same_error_everywhere(name, version, kind, reason):
     async def ask(server):
-        found = [await server.refused(name, version=version)]
+        result = [await server.refused(name, version=version)]
         models = server.models
         for describe in (models.metadata, models.config, models.views.raw_inputs):
             with pytest.raises(V2Error) as caught:
                 describe(name, version)
-            found.append((caught.value.kind, str(caught.value)))
-        assert all(found_kind is kind for found_kind, _ in found)
-        assert all(reason in text for _, text in found)
+            result.append((caught.value.kind, str(caught.value)))
+        assert all(found_kind is kind for found_kind, _ in result)
+        assert all(reason in text for _, text in result)
         assert not await server.models.is_model_ready(name, version)
 
     served(double(), ask)
@@ -389,7 +389,7 @@ def test_the_version_of_every_model_is_1_in_any_spelling():
     served(double(), ask)
 
 
-def test_an_op_that_is_called_like_the_service_has_another_name_as_a_model():
+def test_an_op_named_like_the_service_has_another_model_name():
     async def ask(server):
         assert (await server.infer("svc", x=floats(1))).outputs["y"].tolist() == [2.0]
         index = await server.models.index()
@@ -409,7 +409,7 @@ def test_a_pipeline_without_a_name_is_called_pipeline():
 
 
 @virtual
-async def test_everything_is_ready_when_its_workers_are_in_every_copy():
+async def test_a_server_is_ready_when_the_workers_of_all_replicas_are():
     server = Server(double())
     models = server.models
     assert not await models.is_ready()
@@ -431,7 +431,7 @@ async def test_everything_is_ready_when_its_workers_are_in_every_copy():
     assert not await models.is_ready()
 
 
-def test_the_statistics_are_those_of_all_copies():
+def test_statistics_sum_all_replicas():
     async def ask(server):
         server.snapshots = await server.whole() * 2
         (svc,) = await server.models.statistics("svc")

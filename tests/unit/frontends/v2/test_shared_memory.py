@@ -42,7 +42,7 @@ def test_inputs_may_be_as_large_as_a_message(regions: SharedRegions, sizes: tupl
 
 
 @pytest.mark.parametrize("sizes", [(9,), (5, 4), (8, 1), (3, 3, 3)])
-def test_nothing_is_read_beyond_that(
+def test_no_more_than_the_limit_is_read(
     regions: SharedRegions, sizes: tuple[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
@@ -57,6 +57,6 @@ def test_nothing_is_read_beyond_that(
     assert sum(read) <= LIMITS.message_bytes
 
 
-def test_what_is_not_in_the_region_is_told_first(regions: SharedRegions) -> None:
+def test_an_offset_outside_the_region_is_reported_first(regions: SharedRegions) -> None:
     with pytest.raises(V2Error, match="Invalid offset \\+ byte size"):
         opened(request_of(17), regions, LIMITS)

@@ -16,12 +16,12 @@ BYTES = bytes(range(64))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    found = tmp_path / "shm"
-    found.mkdir()
-    (found / "mine_a").write_bytes(BYTES)
-    (found / "other").write_bytes(BYTES)
+    result = tmp_path / "shm"
+    result.mkdir()
+    (result / "mine_a").write_bytes(BYTES)
+    (result / "other").write_bytes(BYTES)
     (tmp_path / "mine_outside").write_bytes(BYTES)
-    return found
+    return result
 
 
 @pytest.fixture
@@ -62,26 +62,26 @@ def test_a_key_is_one_name_below_the_prefix(regions: SharedRegions, key: str, te
     assert not regions.status()
 
 
-def test_neither_links_nor_folders_nor_pipes_are_regions(
-    regions: SharedRegions, folder: Path
-) -> None:
+def test_links_folders_and_pipes_are_not_regions(regions: SharedRegions, folder: Path) -> None:
     (folder / "mine_link").symlink_to(folder / "other")
     (folder / "mine_folder").mkdir()
     os.mkfifo(folder / "mine_pipe")
     for key in ("mine_link", "mine_folder", "mine_gone"):
         text = f"Unable to open shared memory region: '{key}'"
-        told = refused(lambda key=key: regions.register(Region("in", key, 0, 0)))  # type: ignore[misc]
-        assert told == (V2Status.INTERNAL, text)
+        refusal = refused(lambda key=key: regions.register(Region("in", key, 0, 0)))  # type: ignore[misc]
+        assert refusal == (V2Status.INTERNAL, text)
     text = "failed to register shared memory region 'in': invalid args"
-    told = refused(lambda: regions.register(Region("in", "mine_pipe", 0, 0)))
-    assert told == (V2Status.INVALID, text)
+    refusal = refused(lambda: regions.register(Region("in", "mine_pipe", 0, 0)))
+    assert refusal == (V2Status.INVALID, text)
 
 
 @pytest.mark.parametrize(("offset", "size"), [(0, 65), (60, 5), (-1, 4), (0, -1), (2**64, 0)])
-def test_a_region_lies_in_its_memory(regions: SharedRegions, offset: int, size: int) -> None:
+def test_a_region_outside_its_memory_is_refused(
+    regions: SharedRegions, offset: int, size: int
+) -> None:
     text = "failed to register shared memory region 'in': invalid args"
-    told = refused(lambda: regions.register(Region("in", "mine_a", offset, size)))
-    assert told == (V2Status.INVALID, text)
+    refusal = refused(lambda: regions.register(Region("in", "mine_a", offset, size)))
+    assert refusal == (V2Status.INVALID, text)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,9 @@ def test_only_bytes_of_the_region_are_read_or_written(
     assert refused(lambda: regions.write("in", offset, size, b"", "y")) == (V2Status.INVALID, text)
 
 
-def test_what_is_longer_than_its_place_is_not_written(regions: SharedRegions, folder: Path) -> None:
+def test_an_output_longer_than_its_region_is_not_written(
+    regions: SharedRegions, folder: Path
+) -> None:
     regions.register(Region("out", "mine_a", 0, 32))
     kind, text = refused(lambda: regions.write("out", 0, 2, b"abc", "y"))
     assert kind is V2Status.INTERNAL
@@ -123,13 +125,13 @@ def test_memory_that_was_cut_short_is_an_error_and_does_not_grow(
 ) -> None:
     regions.register(Region("in", "mine_a", 0, 64))
     os.truncate(folder / "mine_a", 16)
-    told = V2Status.INVALID, "Invalid shared memory region: 'in'"
-    assert refused(lambda: regions.read("in", 8, 16)) == told
-    assert refused(lambda: regions.write("in", 8, 16, b"x" * 16, "y")) == told
+    reported = V2Status.INVALID, "Invalid shared memory region: 'in'"
+    assert refused(lambda: regions.read("in", 8, 16)) == reported
+    assert refused(lambda: regions.write("in", 8, 16, b"x" * 16, "y")) == reported
     assert (folder / "mine_a").stat().st_size == 16
 
 
-def test_memory_whose_name_is_gone_stays_until_it_is_unregistered(
+def test_unlinked_memory_stays_until_it_is_unregistered(
     regions: SharedRegions, folder: Path
 ) -> None:
     regions.register(Region("in", "mine_a", 0, 64))
@@ -159,9 +161,9 @@ def test_status_lists_by_name_and_unregister_takes_one_or_all(regions: SharedReg
 def test_every_descriptor_is_closed(regions: SharedRegions, folder: Path) -> None:
     def held() -> list[str]:
         links = []
-        for each in os.listdir("/proc/self/fd"):
+        for item in os.listdir("/proc/self/fd"):
             try:
-                links.append(os.readlink(f"/proc/self/fd/{each}"))
+                links.append(os.readlink(f"/proc/self/fd/{item}"))
             except FileNotFoundError:
                 continue  # that of the listing
         return [link for link in links if link.startswith(str(folder))]
@@ -176,7 +178,7 @@ def test_every_descriptor_is_closed(regions: SharedRegions, folder: Path) -> Non
     assert not held()
 
 
-def test_nothing_is_registered_where_it_is_not_allowed(folder: Path) -> None:
+def test_without_permission_no_region_is_registered(folder: Path) -> None:
     regions = SharedRegions(None, str(folder))
     kind, text = refused(lambda: regions.register(Region("in", "mine_a", 0, 8)))
     assert kind is V2Status.UNSUPPORTED
@@ -189,7 +191,7 @@ def test_a_region_that_a_request_needs_leaves_with_it(regions: SharedRegions) ->
     regions.register(Region("in", "mine_a", 0, 8))
     with regions.held(["in"]):
         regions.unregister("in")
-        assert [each.name for each in regions.status()] == ["in"]
+        assert [item.name for item in regions.status()] == ["in"]
         assert regions.read("in", 0, 8) == BYTES[:8]
         regions.write("in", 0, 8, b"abc", "y")
         with regions.held(["in"]):
@@ -200,7 +202,7 @@ def test_a_region_that_a_request_needs_leaves_with_it(regions: SharedRegions) ->
     regions.register(Region("in", "mine_a", 0, 8))
 
 
-def test_none_is_held_if_one_is_not_there(regions: SharedRegions) -> None:
+def test_no_region_is_held_if_one_is_missing(regions: SharedRegions) -> None:
     regions.register(Region("in", "mine_a", 0, 8))
     with pytest.raises(V2Error, match="'out'"), regions.held(["in", "out"]):
         """It is not there."""
@@ -208,7 +210,7 @@ def test_none_is_held_if_one_is_not_there(regions: SharedRegions) -> None:
     assert regions.status() == []
 
 
-def test_tritons_own_regions_are_nobody_elses(regions: SharedRegions) -> None:
+def test_tritons_own_regions_are_reserved(regions: SharedRegions) -> None:
     kind, text = refused(
         lambda: regions.register(Region("in", "//triton_python_backend_shm_region_1", 0, 8))
     )

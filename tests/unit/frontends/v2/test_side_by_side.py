@@ -16,7 +16,7 @@ async def sent(*messages: bytes) -> AsyncIterator[bytes]:
         yield message
 
 
-async def taken(*args: Any) -> list[bytes]:
+async def answers_of(*args: Any) -> list[bytes]:
     return [answer async for answer in side_by_side(*args)]
 
 
@@ -31,10 +31,10 @@ def test_answers_in_turn_are_in_the_order_of_the_messages():
         await place.come()
         yield message
 
-    assert asyncio.run(taken(sent(b"a", b"b", b"c"), answers)) == [b"a", b"b", b"c"]
+    assert asyncio.run(answers_of(sent(b"a", b"b", b"c"), answers)) == [b"a", b"b", b"c"]
 
 
-def test_who_has_left_is_not_waited_for():
+def test_a_request_that_left_is_not_waited_for():
     gate = asyncio.Event()
 
     async def answers(message: bytes, place: Place) -> AsyncIterator[bytes]:
@@ -49,11 +49,11 @@ def test_who_has_left_is_not_waited_for():
             yield message
             gate.set()
 
-    found = asyncio.run(taken(sent(b"stream", b"a"), answers))
-    assert found == [b"part", b"a", b"part"]
+    result = asyncio.run(answers_of(sent(b"stream", b"a"), answers))
+    assert result == [b"part", b"a", b"part"]
 
 
-def test_a_turn_is_passed_on_past_those_who_have_left():
+def test_a_turn_passes_requests_that_left():
     async def main() -> list[bool]:
         first = Place()
         second, third = Place(first), None
@@ -81,15 +81,15 @@ def test_an_error_ends_the_stream_in_its_turn():
         yield message
 
     async def main() -> None:
-        found = side_by_side(sent(b"a", b"bad", b"c"), answers)
-        assert await anext(found) == b"a"
+        result = side_by_side(sent(b"a", b"bad", b"c"), answers)
+        assert await anext(result) == b"a"
         with pytest.raises(ValueError, match="bad"):
-            await anext(found)
+            await anext(result)
 
     asyncio.run(main())
 
 
-def test_a_message_that_cannot_be_read_ends_the_stream_behind_the_answers_before():
+def test_an_unreadable_message_ends_the_stream_after_earlier_answers():
     async def broken() -> AsyncIterator[bytes]:
         yield b"a"
         raise OSError("gone")
@@ -98,16 +98,16 @@ def test_a_message_that_cannot_be_read_ends_the_stream_behind_the_answers_before
         yield message
 
     async def main() -> None:
-        found = side_by_side(broken(), answers)
-        assert await anext(found) == b"a"
+        result = side_by_side(broken(), answers)
+        assert await anext(result) == b"a"
         with pytest.raises(OSError, match="gone"):
-            await anext(found)
+            await anext(result)
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("size", [1, 2**20])
-def test_only_so_many_are_worked_on_at_a_time_and_those_behind_are_bounded(size):
+def test_concurrent_requests_and_waiting_bytes_of_a_stream_are_bounded(size):
     begun = read = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -123,8 +123,8 @@ def test_only_so_many_are_worked_on_at_a_time_and_those_behind_are_bounded(size)
         yield message
 
     async def main() -> None:
-        found = side_by_side(endless(), answers)
-        waiting = asyncio.ensure_future(anext(found))
+        result = side_by_side(endless(), answers)
+        waiting = asyncio.ensure_future(anext(result))
         before = -1
         while read != before:
             before = read
@@ -134,12 +134,12 @@ def test_only_so_many_are_worked_on_at_a_time_and_those_behind_are_bounded(size)
         assert 1 <= read - AHEAD <= WAITING_BYTES // size
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        await found.aclose()
+        await result.aclose()
 
     asyncio.run(main())
 
 
-def test_who_stops_reading_has_all_closed():
+def test_a_closed_stream_closes_all_its_answers():
     closed = 0
 
     async def answers(message: bytes, place: Place) -> AsyncIterator[bytes]:
@@ -152,15 +152,15 @@ def test_who_stops_reading_has_all_closed():
             closed += 1
 
     async def main() -> None:
-        found = side_by_side(sent(b"a", b"b"), answers)
-        assert {await anext(found) for _ in range(20)} == {b"a", b"b"}
-        await found.aclose()
+        result = side_by_side(sent(b"a", b"b"), answers)
+        assert {await anext(result) for _ in range(20)} == {b"a", b"b"}
+        await result.aclose()
 
     asyncio.run(main())
     assert closed == 2
 
 
-def test_who_writes_a_thousand_requests_before_reading_gets_all_answers_in_order():
+def test_a_client_that_writes_first_gets_all_answers_in_order():
     written = asyncio.Event()
 
     async def messages() -> AsyncIterator[bytes]:
@@ -174,9 +174,9 @@ def test_who_writes_a_thousand_requests_before_reading_gets_all_answers_in_order
         yield message
 
     async def main() -> list[bytes]:
-        found = side_by_side(messages(), answers)
-        first = await anext(found)
+        result = side_by_side(messages(), answers)
+        first = await anext(result)
         await asyncio.wait_for(written.wait(), 30)
-        return [first, *[answer async for answer in found]]
+        return [first, *[answer async for answer in result]]
 
     assert asyncio.run(main()) == [b"%d" % number for number in range(1000)]

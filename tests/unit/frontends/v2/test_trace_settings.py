@@ -52,7 +52,7 @@ def test_a_setting_of_a_message_without_a_value_is_cleared():
         ),
     ],
 )
-def test_what_is_refused(said, text):
+def test_an_invalid_setting_is_refused(said, text):
     with pytest.raises(V2Error) as error:
         changes_of_json(said)
     assert str(error.value) == text
@@ -63,7 +63,7 @@ def test_several_values_of_one_setting_are_refused():
         changes_of({"trace_rate": ["1", "2"]})
 
 
-def test_what_is_shown():
+def test_settings_are_shown_in_tritons_format():
     settings = RequestTracesConfig("f", ("TENSORS",), 5, -1, 2)
     assert shown(settings) == {
         "trace_level": ["TENSORS"],

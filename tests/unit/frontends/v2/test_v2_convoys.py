@@ -18,7 +18,7 @@ from pipeline.frontends.v2.convoys import ConvoyCollector, ConvoyRequest, can_st
 from pipeline.proto.slices import SHORT_BYTES
 
 
-class Way:
+class FakeConvoys:
     """What an engine says of convoys."""
 
     def __init__(self, rows):
@@ -48,7 +48,7 @@ class Engine:
 
     def __init__(self, rows=8):
         self.executor = self
-        self.convoys = Way(rows)
+        self.convoys = FakeConvoys(rows)
         self.begun = []
         self.refusal = None
 
@@ -73,7 +73,7 @@ def routed(inputs, rows):
     return None, RequestTarget(None, inputs, rows=rows)
 
 
-class World:
+class CollectorSetup:
     def __init__(self, rows=8, samples=1):
         self.engine = Engine(rows)
         self.successor = None
@@ -84,17 +84,17 @@ class World:
             routed,
             lambda inputs: self.successor,
             lambda stack, sinks: self.written and self.written(stack, sinks),
-            lambda each: {"x": np.concatenate([inputs["x"] for inputs in each])},
+            lambda item: {"x": np.concatenate([inputs["x"] for inputs in item])},
         )
 
     def add(self, *values, info=NO_INFO):
         """Requests of one sample each; a value may be an array."""
-        found = []
+        collected = []
         for value in values:
             array = value if isinstance(value, np.ndarray) else np.array([[value]], np.float32)
-            found.append(ConvoyRequest(Sink(), {"x": array}, len(array), info))
-            self.collector.add(found[-1])
-        return found
+            collected.append(ConvoyRequest(Sink(), {"x": array}, len(array), info))
+            self.collector.add(collected[-1])
+        return collected
 
     def begun(self):
         return [request.values for request in self.engine.begun]
@@ -106,26 +106,26 @@ async def quiet_round():
     await asyncio.sleep(0)
 
 
-def told(request):
+def answer_of(request):
     """What a request was answered with, once."""
     (answer,) = request.sink.answers
     return answer.error or answer.payload["y"].tolist()
 
 
 @virtual
-async def test_those_of_one_round_go_together_and_get_their_own():
-    world = World()
+async def test_requests_of_one_round_share_a_convoy():
+    world = CollectorSetup()
     one, two, three = world.add(1, 2, 3)
     assert world.begun() == []
     await asyncio.sleep(0)
     assert world.begun() == [[1, 2, 3]]
     world.engine.begun[0].answer({"y": np.array([[10], [20], [30]])})
-    assert [told(each) for each in (one, two, three)] == [[[10]], [[20]], [[30]]]
+    assert [answer_of(item) for item in (one, two, three)] == [[[10]], [[20]], [[30]]]
 
 
 @virtual
-async def test_those_that_keep_coming_go_together_after_a_round_that_brings_none():
-    world = World()
+async def test_consecutive_requests_share_a_convoy_after_an_empty_round():
+    world = CollectorSetup()
     world.add(1, 2)
     await quiet_round()
     world.add(3)
@@ -138,21 +138,21 @@ async def test_those_that_keep_coming_go_together_after_a_round_that_brings_none
 
 
 @virtual
-async def test_none_waits_longer_than_some_rounds_nor_for_more_than_go_together():
-    world = World(rows=99)
+async def test_a_convoy_is_bounded_by_rounds_and_members():
+    world = CollectorSetup(rows=99)
     world.add(1, 2)
     await quiet_round()
     for value in range(7):
         world.add(value)
         await asyncio.sleep(0)
     assert world.begun()[1:] == [[0, 1, 2, 3, 4]]
-    world = World(rows=2)
+    world = CollectorSetup(rows=2)
     world.add(1, 2)
     await quiet_round()
     world.add(3, 4)
     await asyncio.sleep(0)
     assert world.begun()[1:] == [[3, 4]]
-    world = World(rows=99)
+    world = CollectorSetup(rows=99)
     world.add(1, 2)
     await quiet_round()
     world.add(*range(32))
@@ -161,27 +161,27 @@ async def test_none_waits_longer_than_some_rounds_nor_for_more_than_go_together(
 
 
 @virtual
-async def test_one_alone_is_a_request_as_ever():
-    world = World()
+async def test_a_single_request_starts_as_a_plain_request():
+    world = CollectorSetup()
     (only,) = world.add(1, info=RequestInfo(id="me"))
     await asyncio.sleep(0)
     (request,) = world.engine.begun
     assert (request.target.convoy, request.target.info.id) == (None, "me")
     request.answer({"y": np.array([[10]])})
-    assert told(only) == [[10]]
+    assert answer_of(only) == [[10]]
 
 
 @virtual
-async def test_what_is_too_much_goes_in_several():
-    world = World(rows=4)
+async def test_too_many_requests_start_as_several_convoys():
+    world = CollectorSetup(rows=4)
     world.add(1, 2, 3, 4, 5)
     await asyncio.sleep(0)
     assert world.begun() == [[1, 2, 3, 4], [5]]
-    world = World(rows=4, samples=2)
+    world = CollectorSetup(rows=4, samples=2)
     world.add(*[np.array([[number], [number]], np.float32) for number in range(3)])
     await asyncio.sleep(0)
     assert world.begun() == [[0, 0, 1, 1], [2, 2]]
-    world = World(rows=64)
+    world = CollectorSetup(rows=64)
     large = np.zeros((1, SHORT_BYTES // 8), np.float32)
     world.add(large, large, large)
     await asyncio.sleep(0)
@@ -190,7 +190,7 @@ async def test_what_is_too_much_goes_in_several():
 
 @virtual
 async def test_it_is_open_while_the_model_is_busy_and_has_room():
-    world = World()
+    world = CollectorSetup()
     world.engine.convoys.is_idle = True
     assert not world.collector.is_open
     world.add(1)
@@ -206,8 +206,8 @@ async def test_it_is_open_while_the_model_is_busy_and_has_room():
 
 
 @virtual
-async def test_who_comes_to_an_idle_model_waits_only_if_several_have_come_before():
-    world = World()
+async def test_a_request_for_an_idle_model_waits_only_after_several_at_once():
+    world = CollectorSetup()
     world.engine.convoys.is_idle = True
     for requests, is_open in ((1, False), (2, True), (1, False)):
         world.add(*range(requests))
@@ -216,8 +216,8 @@ async def test_who_comes_to_an_idle_model_waits_only_if_several_have_come_before
 
 
 @virtual
-async def test_who_leaves_before_it_began_never_does_and_then_only_its_answer_is_dropped():
-    world = World()
+async def test_a_request_cancelled_before_its_start_never_starts():
+    world = CollectorSetup()
     first, second, third = world.add(1, 2, 3)
     first.cancel()
     await asyncio.sleep(0)
@@ -228,15 +228,15 @@ async def test_who_leaves_before_it_began_never_does_and_then_only_its_answer_is
     assert request.target.convoy.left == {0}
     assert not request.is_cancelled
     request.answer(MemberOutcomes([None, {"y": np.array([[30]])}]))
-    assert (first.sink.answers, second.sink.answers, told(third)) == ([], [], [[30]])
+    assert (first.sink.answers, second.sink.answers, answer_of(third)) == ([], [], [[30]])
 
 
 @virtual
-async def test_when_all_have_left_the_engine_is_told():
-    world = World()
-    for each in world.add(1, 2):
+async def test_the_engine_is_notified_when_all_members_have_left():
+    world = CollectorSetup()
+    for item in world.add(1, 2):
         await quiet_round()
-        each.cancel()
+        item.cancel()
     assert world.engine.begun[0].is_cancelled
     (alone,) = world.add(3)
     await quiet_round()
@@ -246,52 +246,52 @@ async def test_when_all_have_left_the_engine_is_told():
 
 @virtual
 async def test_each_gets_its_error():
-    world = World()
+    world = CollectorSetup()
     one, two = world.add(1, 2)
     await quiet_round()
     refused = InputError("no")
     world.engine.begun[0].answer(MemberOutcomes([refused, {"y": np.array([[20]])}]))
-    assert (told(one), told(two)) == (refused, [[20]])
+    assert (answer_of(one), answer_of(two)) == (refused, [[20]])
     both = world.add(1, 2)
     await quiet_round()
     world.engine.begun[1].answer(error=refused)
-    assert [told(each) for each in both] == [refused, refused]
+    assert [answer_of(item) for item in both] == [refused, refused]
 
 
 @virtual
-async def test_those_whose_worker_died_begin_one_by_one():
-    world = World()
+async def test_members_of_a_dead_worker_start_one_by_one():
+    world = CollectorSetup()
     _, second, third = world.add(1, 2, 3)
     await asyncio.sleep(0)
     second.cancel()
     world.engine.begun[0].answer(error=WorkerDiedError("it died"))
     assert world.begun()[1:] == [[1], [3]]
     world.engine.begun[2].answer({"y": np.array([[30]])})
-    assert told(third) == [[30]]
+    assert answer_of(third) == [[30]]
     third.cancel()
     assert not world.engine.begun[2].is_cancelled
 
 
 @virtual
-async def test_of_those_that_shared_a_message_only_the_one_that_was_run_fails():
-    world = World()
+async def test_only_the_member_that_ran_in_the_dead_worker_fails():
+    world = CollectorSetup()
     first, second, third = world.add(1, 2, 3)
     await asyncio.sleep(0)
     died = WorkerDiedError("it died")
     world.engine.begun[0].answer(error=MemberLostError(1, died))
     assert world.begun()[1:] == [[1], [3]]
-    assert told(second) is died
+    assert answer_of(second) is died
     assert first.sink.answers == third.sink.answers == []
 
 
 @virtual
-async def test_answers_that_are_written_together_are_given_as_they_are():
-    world = World()
+async def test_answers_written_together_are_passed_unchanged():
+    world = CollectorSetup()
     requests = world.add(1, 2)
     world.written = lambda stack, sinks: [*zip(stack["y"].tolist(), sinks, strict=True)]
     await asyncio.sleep(0)
     world.engine.begun[0].answer({"y": np.array([[10], [20]])})
-    assert [each.sink.answers for each in requests] == [
+    assert [request.sink.answers for request in requests] == [
         [([10], requests[0].sink)],
         [([20], requests[1].sink)],
     ]
@@ -300,74 +300,74 @@ async def test_answers_that_are_written_together_are_given_as_they_are():
 @pytest.mark.parametrize("count", [1, 2])
 @virtual
 async def test_a_refusal_is_the_answer(count):
-    world = World()
+    world = CollectorSetup()
     world.engine.refusal = OverloadedError("too many", 3)
     requests = world.add(*range(count))
     await asyncio.sleep(0)
-    assert [told(each).retry_after_s for each in requests] == [3] * count
+    assert [answer_of(request).retry_after_s for request in requests] == [3] * count
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @virtual
 async def test_a_bug_while_requests_are_joined_is_their_answer(count, caplog):
-    world = World()
+    world = CollectorSetup()
     world.engine.refusal = TypeError("a bug")
     requests = world.add(*range(count))
     await asyncio.sleep(0)
-    assert [str(told(request)) for request in requests] == ["TypeError: a bug"] * count
+    assert [str(answer_of(request)) for request in requests] == ["TypeError: a bug"] * count
     assert "requests could not be joined" in caplog.text
     world.engine.refusal = None
     (next_one,) = world.add(7)
     await quiet_round()
     world.engine.begun[0].answer({"y": np.array([[70]])})
-    assert told(next_one) == [[70]]
+    assert answer_of(next_one) == [[70]]
 
 
 @virtual
 async def test_requests_of_a_reloaded_model_go_to_its_successor():
-    world, other = World(), Engine()
+    world, other = CollectorSetup(), Engine()
     requests = world.add(1, 2)
     world.successor = other.begin, routed
     await asyncio.sleep(0)
-    assert (world.begun(), [each.values for each in other.begun]) == ([], [[1], [2]])
+    assert (world.begun(), [item.values for item in other.begun]) == ([], [[1], [2]])
     other.begun[1].answer({"y": np.array([[20]])})
-    assert told(requests[1]) == [[20]]
+    assert answer_of(requests[1]) == [[20]]
 
 
 @virtual
-async def test_an_answer_that_cannot_be_told_apart_fails_each():
-    world = World()
+async def test_an_answer_that_cannot_be_split_fails_each_member():
+    world = CollectorSetup()
     requests = world.add(1, 2)
     await asyncio.sleep(0)
     world.engine.begun[0].answer("no dict")
-    assert all(isinstance(told(each), Exception) for each in requests)
+    assert all(isinstance(answer_of(request), Exception) for request in requests)
 
 
 @virtual
 async def test_a_sink_that_fails_harms_no_other(caplog):
-    world = World()
+    world = CollectorSetup()
     one, two = world.add(1, 2)
     one.sink.end = lambda answer: 1 / 0
     await asyncio.sleep(0)
     world.engine.begun[0].answer(error=ClosedError("over"))
-    assert str(told(two)) == "over"
+    assert str(answer_of(two)) == "over"
 
 
 @virtual
-async def test_nothing_of_it_is_left_to_the_garbage_collector():
-    world = World()
+async def test_a_finished_convoy_leaves_no_reference_cycles():
+    world = CollectorSetup()
     gc.collect()
     gc.disable()
     try:
         for answered in ({"y": np.zeros((2, 1))}, {"y": np.zeros((1, 1))}):
-            left = [weakref.ref(each.sink) for each in world.add(*range(len(answered["y"])))]
+            left = [weakref.ref(item.sink) for item in world.add(*range(len(answered["y"])))]
             await quiet_round()
             world.engine.begun.pop().answer(answered)
-        assert [each() for each in left] == [None]
-        left = [weakref.ref(each.sink) for each in world.add(1, 2)]
+        assert [item() for item in left] == [None]
+        left = [weakref.ref(item.sink) for item in world.add(1, 2)]
         await quiet_round()
         world.engine.begun.pop().answer({"y": np.zeros((2, 1))})
-        assert [each() for each in left] == [None, None]
+        assert [item() for item in left] == [None, None]
     finally:
         gc.enable()
 

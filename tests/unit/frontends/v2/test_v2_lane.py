@@ -78,12 +78,12 @@ class Both:
         said = {name.encode(): value for name, value in headers.items()}
         if length is not None:
             said[LENGTH] = b"%d" % length
-        found = await self.by_lane(body, path, said)
+        result = await self.by_lane(body, path, said)
         expected = await self.by_routes(body, path, said)
-        if found is not None:
+        if result is not None:
             self.in_lane += 1
-            assert found == expected
-        return found
+            assert result == expected
+        return result
 
 
 with_both = partial(shown, Both, "both")
@@ -172,7 +172,7 @@ async def test_arrays_can_be_written_to(both, body_of):
 
 
 @with_both()
-async def test_an_id_is_that_of_its_request_wherever_it_stands(both):
+async def test_the_id_of_a_request_may_be_anywhere_in_its_json(both):
     for request_id in ("a", "b", "a", "b", "", "é", 'q"', "\\", "x" * 5000):
         for number in range(3):
             fields, raw = tensor("x", "FP32", np.float32([number]), is_binary=True)
@@ -185,7 +185,7 @@ async def test_an_id_is_that_of_its_request_wherever_it_stands(both):
 
 
 @with_both()
-async def test_a_damaged_body_is_left_to_the_routes_also_when_its_form_is_known(both):
+async def test_a_damaged_body_of_a_known_form_is_left_to_the_routes(both):
     good, length = binary_body([1, 2], "7")
     for _ in range(3):
         assert await both.same(good, length)
@@ -198,12 +198,12 @@ async def test_a_damaged_body_is_left_to_the_routes_also_when_its_form_is_known(
     good, _ = json_body([1, 2], "7")
     for _ in range(3):
         assert await both.same(good)
-    for found, put in (
+    for result, put in (
         (b"1.0", b"true"), (b"1.0", b"[1.0]"), (b"1.0", b'"1"'), (b"1.0", b"01"),
         (b"1.0", b"1e39"), (b"1.0", b""), (b"1.0", b"1.0, 2.0"), (b"1.0", b"]"),
         (b"[1.0, 2.0]", b"\0"), (b"[1.0, 2.0]", b"[]"), (b"]", b"}"), (b"7", b"\x1f"),
     ):  # fmt: skip
-        assert put in (changed := good.replace(found, put, 1))
+        assert put in (changed := good.replace(result, put, 1))
         assert await both.same(changed) is None
     assert (await both.same(good.replace(b"1.0", b"NaN"))).status == 200
 
@@ -242,7 +242,7 @@ async def test_a_version_and_an_op_have_the_lane_too(both, path):
 
 
 @with_both()
-async def test_an_unloaded_model_is_asked_no_more(both):
+async def test_an_unloaded_model_is_not_requested(both):
     for number in range(4):
         assert await both.same(*binary_body([number]))
     for state in (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING):
@@ -252,24 +252,24 @@ async def test_an_unloaded_model_is_asked_no_more(both):
 
 
 @with_both()
-async def test_the_form_of_large_requests_is_learnt_again_after_a_change_of_models(both):
+async def test_the_form_of_large_requests_is_learned_again_after_a_change_of_models(both):
     """Otherwise all later requests would take the routes, as long as the server runs."""
     whole, length = binary_body(np.ones(20_000))
-    body, said = memoryview(bytearray(whole)), {LENGTH: b"%d" % length}
-    said[b"content-length"] = b"%d" % len(whole)
+    body, fields = memoryview(bytearray(whole)), {LENGTH: b"%d" % length}
+    fields[b"content-length"] = b"%d" % len(whole)
     for _ in range(2):
-        assert await both.by_lane(body, PATH, said) is None
-        expected = await both.by_routes(body, PATH, said)
+        assert await both.by_lane(body, PATH, fields) is None
+        expected = await both.by_routes(body, PATH, fields)
     for _ in range(2):
-        assert await both.by_lane(body, PATH, said) == expected
+        assert await both.by_lane(body, PATH, fields) == expected
         both.server.registry.changes += 1
-        assert await both.by_lane(body, PATH, said) is None
-        await both.by_routes(body, PATH, said)
+        assert await both.by_lane(body, PATH, fields) is None
+        await both.by_routes(body, PATH, fields)
 
 
 @BODIES
 @with_both()
-async def test_ever_new_forms_do_not_make_it_grow(both, body_of):
+async def test_the_memory_of_forms_is_bounded(both, body_of):
     for number in range(1500):
         for _ in range(2 if number % 3 else 1):
             await both.by_lane(*sent(body_of([1], parameters={"mine": number})))
@@ -288,7 +288,7 @@ def sent(body):
 
 
 @with_both()
-async def test_a_full_server_says_so_and_when_to_come_back(both):
+async def test_a_full_server_answers_503(both):
     for number in range(3):
         assert await both.same(*binary_body([number]))
     both.server.engine.executor._admission.queue_size = 0
@@ -332,13 +332,13 @@ def inputs(draw):
         "t": ("BYTES", text),
     }
     forms = draw(st.sampled_from(["binary", "json", "both"]))
-    found, tail = [], b""
+    collected, tail = [], b""
     for name, (datatype, array) in arrays.items():
         is_binary = forms == "binary" or (forms == "both" and draw(st.booleans()))
         fields, raw = tensor(name, datatype, array, is_binary)
-        found.append(fields)
+        collected.append(fields)
         tail += raw
-    return found, tail
+    return collected, tail
 
 
 PARAMETERS = st.dictionaries(
@@ -366,7 +366,7 @@ OUTPUTS = st.lists(
 @st.composite
 def bodies(draw):
     """JSON of a request, and the bytes behind it; often right."""
-    found, tail = draw(inputs())
+    result, tail = draw(inputs())
     fields = {}
     ids = draw(st.sampled_from(["first", "last", "none"]))
     name = draw(st.text(max_size=4) | st.sampled_from(["7", "a\\b", 'q"', "]"]))
@@ -375,7 +375,7 @@ def bodies(draw):
     parameters = draw(st.none() | PARAMETERS)
     if parameters is not None:
         fields["parameters"] = parameters
-    fields["inputs"] = found
+    fields["inputs"] = result
     outputs = draw(st.none() | OUTPUTS)
     if outputs is not None:
         fields["outputs"] = outputs
@@ -390,8 +390,8 @@ def bodies(draw):
 
 def _damage(draw, fields):
     places = [(fields, key) for key in fields]
-    for each in fields["inputs"]:
-        places += [(each, key) for key in each]
+    for item in fields["inputs"]:
+        places += [(item, key) for key in item]
     for where, key in draw(st.lists(st.sampled_from(places), max_size=2)):
         if draw(st.booleans()):
             where[key] = draw(ODD)
@@ -402,7 +402,7 @@ def _damage(draw, fields):
 @settings(max_examples=100, deadline=None)
 @given(body=bodies(), data=st.data())
 @with_both(lambda: Mixed("mixed", RequestOp()))
-async def test_whatever_is_sent_is_answered_as_by_the_routes(both, body, data):
+async def test_lane_and_routes_give_equal_answers(both, body, data):
     text, tail = body
     has_length = bool(tail) or data.draw(st.booleans())
     for _ in range(4):

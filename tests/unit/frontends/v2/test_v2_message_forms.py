@@ -60,9 +60,9 @@ class Both:
             return grpc.StatusCode[failure.kind.grpc_status], str(failure)
 
     async def same(self, message):
-        found, expected = await self.by_forms(message), await self.by_fields(message)
-        assert found == expected
-        return found
+        result, expected = await self.by_forms(message), await self.by_fields(message)
+        assert result == expected
+        return result
 
 
 with_both = partial(shown, Both, "both")
@@ -120,7 +120,7 @@ async def test_arrays_can_be_written_to(both):
         assert isinstance(await both.same(message_of(np.float32([1, 2]))), bytes)
 
 
-def test_a_length_without_end_is_no_work():
+def test_an_endless_length_is_not_parsed():
     assert cut_message(b"\x0a" + b"\xff" * 60000) is None
     assert cut_message(b"\x0a\xff\xff\xff\xff\x7f" + b"x" * 100) is None
 
@@ -187,7 +187,7 @@ class Fails(Double):
 
 
 @with_both(lambda: Fails("fails", RequestOp()))
-async def test_errors_of_the_ops_are_told(both):
+async def test_errors_of_ops_are_returned(both):
     for _ in range(4):
         status, text = await both.by_forms(message_of(np.float32([1])))
         assert status is grpc.StatusCode.INTERNAL

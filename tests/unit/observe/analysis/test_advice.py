@@ -39,7 +39,7 @@ def test_no_more_is_aimed_at_than_the_callers_can_ask_for():
     assert advice.as_config() == {"rank": {"concurrency": 2}}
 
 
-def test_whoever_names_a_rate_is_told_the_workers_for_it():
+def test_a_requested_rate_determines_the_advised_workers():
     """op_concurrency = op_cost x expected QPS, chapter 6.4."""
     advice = advice_on({"words": FakeOp(1, 0), "rank": FakeOp(8, 0)}, 1000.0)
     assert advice.as_config() == {"rank": {"concurrency": 8}}
@@ -47,14 +47,14 @@ def test_whoever_names_a_rate_is_told_the_workers_for_it():
     assert advice.as_config() == {"words": {"concurrency": 2}, "rank": {"concurrency": 16}}
 
 
-def test_a_model_with_requests_waiting_is_given_a_batch_and_few_workers_till_that_is_measured():
+def test_a_model_with_a_queue_is_advised_a_batch_until_it_is_measured():
     advice = advice_on({"words": FakeOp(1, 0), "bow": FakeOp(0, 9, 1)})
     (given_,) = advice.ops
     assert (given_.op, given_.concurrency, given_.batch_size) == ("bow", 2, 16)
     assert any("if it takes 16 as quickly as one" in why for why in given_.why)
 
 
-def test_what_batches_bring_is_known_once_they_have_several_sizes():
+def test_the_gain_of_batches_is_estimated_from_several_sizes():
     ops = {"words": FakeOp(1, 0, concurrency=8), "bow": FakeOp(0, 9, 1, 1, batch_size=4)}
     turns, requests = play([*ops.values()], 32, 400)
     few, _ = play([*ops.values()], 2, 40)
@@ -65,7 +65,7 @@ def test_what_batches_bring_is_known_once_they_have_several_sizes():
     assert any("a batch of n takes 9 ms + n x 1 ms" in why for why in bow.why)
 
 
-def test_batches_that_bring_nothing_are_not_advised():
+def test_batches_without_a_gain_are_not_advised():
     ops = {"words": FakeOp(3, 0), "bow": FakeOp(0, 0, 10, batch_size=4)}
     few, _ = play([*ops.values()], 2, 40)
     few["data_id"] += 1000
@@ -88,7 +88,7 @@ def test_a_service_with_time_to_spare_is_left_alone():
     assert math.isnan(advice.expected_per_s)
 
 
-def test_workers_that_have_nothing_to_do_are_named():
+def test_idle_workers_are_named():
     ops = {"words": FakeOp(0.1, 0, concurrency=8), "rank": FakeOp(8, 0)}
     assert advice_on(ops).as_config() == {
         "words": {"concurrency": 1},
@@ -109,7 +109,7 @@ def test_a_record_without_turns_has_no_advice():
         ({"told": 3}, "3 requests"),
     ],
 )
-def test_what_no_setting_of_an_op_helps_is_noted(changes, text):
+def test_a_limit_that_no_setting_of_an_op_changes_is_noted(changes, text):
     figures = measured({"words": FakeOp(1, 0)})
     assert not any(text in note for note in advise(figures).notes)
     assert any(text in note for note in advise(dataclasses.replace(figures, **changes)).notes)
@@ -119,7 +119,7 @@ def test_what_no_setting_of_an_op_helps_is_noted(changes, text):
     ("changes", "text"),
     [({"hand_over_ms": 5.0}, "on their way"), ({"growth_per_s": 900.0}, "channel grew by 900")],
 )
-def test_what_is_wrong_with_a_channel_is_noted(changes, text):
+def test_a_problem_of_a_channel_is_noted(changes, text):
     figures = measured({"words": FakeOp(1, 0)}, count=2000)
     odd = dataclasses.replace(figures.ops[0], **changes)
     assert not any(text in note for note in advise(figures).notes)
@@ -133,9 +133,7 @@ played_ops = st.builds(FakeOp, costs, costs, st.floats(0, 5), st.integers(1, 3))
 
 @settings(deadline=None, max_examples=40)
 @given(st.dictionaries(st.sampled_from("abcd"), played_ops, min_size=1), st.integers(4, 24))
-def test_whoever_follows_advice_gets_no_less_and_what_was_expected_if_no_batch_was_tried(
-    ops, clients
-):
+def test_a_service_that_follows_the_advice_is_not_slower(ops, clients):
     before = measured(ops, clients, 300)
     advice = advise(before)
     after = measured(with_settings(ops, advice.as_config()), clients, 300)

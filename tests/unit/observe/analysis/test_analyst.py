@@ -55,13 +55,13 @@ def played(tmp_path):
 def test_a_trace_is_saved_as_a_list_of_events(played, tmp_path):
     analyst = Analyst(str(played))
     analyst.save_trace(str(tmp_path / "trace"))
-    found = json.loads((tmp_path / "trace").read_text())
-    assert found == analyst.get_trace()
+    document = json.loads((tmp_path / "trace").read_text())
+    assert document == analyst.get_trace()
     assert processes(analyst) == ["requests", "Op words", "Op bow"]
-    assert min(event["ts"] for event in found if "ts" in event) == 0.0
+    assert min(event["ts"] for event in document if "ts" in event) == 0.0
 
 
-def test_times_are_those_that_were_played(played):
+def test_times_equal_the_simulated_ones(played):
     call_ms, prepack_ms, postpack_ms, ops = Analyst(played).get_profile()
     assert (prepack_ms, postpack_ms) == (0.0, 0.0)
     assert call_ms == pytest.approx(8 * 8.0, rel=0.05)
@@ -132,7 +132,7 @@ def test_a_wrong_file_of_cards_is_refused_with_its_line(old, tmp_path, text, mat
         old.get_op_analyst().concurrency_analysis(tmp_path / "cards.yml")
 
 
-def test_cards_of_steps_that_take_no_time_tell_nothing(played, tmp_path):
+def test_cards_with_steps_of_zero_time_are_refused(played, tmp_path):
     (tmp_path / "cards.yml").write_text("bow: {postp: 0}")
     with pytest.raises(ConfigError, match="a step that takes time"):
         Analyst(played).get_op_analyst().concurrency_analysis(tmp_path / "cards.yml")
@@ -154,13 +154,13 @@ def test_copies_of_a_server_are_added_up_and_drawn_apart(tmp_path):
     ]
 
 
-def test_nothing_is_read_before_it_is_asked_for(tmp_path):
+def test_a_profile_is_read_on_first_use(tmp_path):
     analyst = Analyst(tmp_path / "absent.txt")
     with pytest.raises(FileNotFoundError):
         analyst.get_trace()
 
 
-def test_a_report_names_the_bottleneck_and_what_to_write_into_the_configuration(played):
+def test_a_report_names_the_bottleneck_and_the_settings(played):
     analyst = Analyst(played)
     text = report_text("profile.txt", analyst.figures, advise(analyst.figures), damaged=2)
     assert text.startswith("profile.txt: 200 requests in 1.6")
@@ -174,11 +174,11 @@ def test_a_report_names_the_bottleneck_and_what_to_write_into_the_configuration(
 
 def test_a_report_is_json_for_programs(played):
     analyst = Analyst(played)
-    found = json.loads(report_json(analyst.figures, advise(analyst.figures)))
-    assert found["config"] == {"bow": {"concurrency": 2, "batch_size": 4}}
-    assert found["advice"]["bottleneck"] == "bow"
-    assert found["figures"]["requests"] == 200
-    bow = found["figures"]["ops"][1]
+    document = json.loads(report_json(analyst.figures, advise(analyst.figures)))
+    assert document["config"] == {"bow": {"concurrency": 2, "batch_size": 4}}
+    assert document["advice"]["bottleneck"] == "bow"
+    assert document["figures"]["requests"] == 200
+    bow = document["figures"]["ops"][1]
     assert (bow["name"], bow["request_cost_ms"], bow["capacity_per_s"]) == ("bow", 8.0, 125.0)
     assert bow["line"] is None
 
@@ -189,7 +189,7 @@ def test_names_that_yaml_would_take_for_something_else_are_quoted(tmp_path):
     assert '    "a: b":\n' in report_text("p", analyst.figures, advise(analyst.figures))
 
 
-def test_requests_whose_callers_went_away_are_told_from_failed_ones(tmp_path):
+def test_cancelled_requests_are_counted_apart_from_failed_ones(tmp_path):
     ended = (Outcome.OK, Outcome.BACKEND, Outcome.CANCELED, Outcome.PRODUCT, Outcome.PRODUCT)
     requests = requests_of(*(request(number, outcome=int(how)) for number, how in enumerate(ended)))
     analyst = Analyst(written(tmp_path, turns_of(turn()), requests, ["bow"]))

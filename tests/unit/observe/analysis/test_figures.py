@@ -20,12 +20,12 @@ from pipeline.observe.analysis.figures import (
 NAMES = ["words", "bow", "cnn", "combine"]
 
 
-def test_the_formulas_are_those_of_the_document():
+def test_the_formulas_equal_the_documented_ones():
     assert op_concurrency(0.010, 500.0) == 5.0
     assert avg_batch_cost(4, 1.0, 8.0, 4.0) == 4.0
 
 
-def test_times_of_an_op_are_means_of_its_batches_not_of_its_requests():
+def test_times_of_an_op_are_means_over_batches():
     rows = turns_of(
         *(turn(data_id=number, batch=1) for number in range(3)),
         turn(data_id=9, batch=2, start_ns=10 * MS, preprocess_end_ns=13 * MS,
@@ -38,7 +38,7 @@ def test_times_of_an_op_are_means_of_its_batches_not_of_its_requests():
     assert op.queue_ms == (3 * 1 + 4) / 4
 
 
-def test_batches_that_brought_nothing_do_not_count_in_the_times():
+def test_failed_batches_do_not_count_in_the_times():
     bad = int(Outcome.BACKEND)
     rows = turns_of(
         turn(data_id=1, batch=1),
@@ -52,27 +52,32 @@ def test_batches_that_brought_nothing_do_not_count_in_the_times():
     assert math.isnan(op.cost_ms)
 
 
-def test_a_full_op_is_busy_all_the_time_and_lets_through_what_its_workers_do():
+def test_a_saturated_op_is_busy_all_the_time():
     turns, requests = play([FakeOp(1, 9, concurrency=2)], clients=8, count=1000)
-    found = figures_of(turns, requests, NAMES)
-    (op,) = found.ops
+    result = figures_of(turns, requests, NAMES)
+    (op,) = result.ops
     assert (op.workers, op.capacity_per_s, op.visits) == (2, 200.0, 1.0)
     assert 0.99 < op.busy <= 1.0
     assert op.waiting == pytest.approx(6.0, abs=0.1)
     assert op.most_waiting == 6
-    assert found.per_s == pytest.approx(200.0, rel=0.01)
-    assert found.inside == pytest.approx(8.0, abs=0.1)
-    assert found.latency.p50 == pytest.approx(40.0, rel=0.01)
+    assert result.per_s == pytest.approx(200.0, rel=0.01)
+    assert result.inside == pytest.approx(8.0, abs=0.1)
+    assert result.latency.p50 == pytest.approx(40.0, rel=0.01)
 
 
 def test_idle_stretches_between_requests_do_not_count():
     times = {name: value + 10_000 * MS for name, value in {
         "start_ns": MS // 2, "admitted_ns": MS * 3 // 4, "dispatched_ns": MS,
         "completed_ns": 6 * MS, "end_ns": 7 * MS}.items()}  # fmt: skip
-    found = figures_of(turns_of(), requests_of(request(1), request(2, **times)), NAMES)
-    assert found.seconds == 0.013
-    assert found.latency.mean == 6.5
-    assert (found.let_in_ms, found.unpack_ms, found.graph_ms, found.pack_ms) == (0.25, 0.25, 5, 1)
+    result = figures_of(turns_of(), requests_of(request(1), request(2, **times)), NAMES)
+    assert result.seconds == 0.013
+    assert result.latency.mean == 6.5
+    assert (result.let_in_ms, result.unpack_ms, result.graph_ms, result.pack_ms) == (
+        0.25,
+        0.25,
+        5,
+        1,
+    )
 
 
 def test_capacity_counts_the_requests_that_do_not_come_by():
@@ -83,7 +88,7 @@ def test_capacity_counts_the_requests_that_do_not_come_by():
     assert op.capacity_per_s == pytest.approx(2 / 0.003)
 
 
-def test_the_critical_path_is_what_was_waited_for():
+def test_the_critical_path_has_the_ops_that_delayed_the_answer():
     """words -> bow and cnn at once -> combine; bow is slower in two of three requests."""
     rows = []
     for data_id, (bow, cnn) in enumerate([(9, 4), (9, 4), (3, 8)]):
@@ -102,7 +107,7 @@ def test_the_critical_path_is_what_was_waited_for():
     assert path.share == pytest.approx(2 / 3)
 
 
-def test_what_batches_cost_is_read_off_those_of_several_sizes():
+def test_the_cost_of_batches_is_a_line_through_several_sizes():
     played = FakeOp(0.5, 10.0, 1.0, batch_size=8)
     turns, requests = play([FakeOp(2.0, 0.0), played], clients=12, count=400)
     op = figures_of(turns, requests, NAMES).ops[1]
@@ -117,7 +122,7 @@ def test_what_batches_cost_is_read_off_those_of_several_sizes():
     [({1: 5, 2: 4}, 4.5, 0.0), ({1: 1, 2: 4}, 0.0, 5 / 3)],
     ids=["larger ones take no longer", "larger ones take longer than their share"],
 )
-def test_what_batches_cost_has_no_negative_part(costs, fixed_ms, each_ms):
+def test_the_cost_of_batches_has_no_negative_part(costs, fixed_ms, each_ms):
     rows = []
     for number in range(20):
         size = 1 + number % 2
@@ -130,7 +135,7 @@ def test_what_batches_cost_has_no_negative_part(costs, fixed_ms, each_ms):
     assert (line.fixed_ms, line.each_ms) == pytest.approx((fixed_ms, each_ms))
 
 
-def test_a_channel_grows_by_what_arrives_and_does_not_leave():
+def test_the_growth_of_a_channel_is_arrivals_minus_departures():
     """100/s come for 100 ms, 50/s leave."""
     rows = turns_of(*(
         turn(data_id=number, batch=number, ready_ns=(100 + number * 10) * MS,
@@ -142,11 +147,11 @@ def test_a_channel_grows_by_what_arrives_and_does_not_leave():
     assert op.most_waiting == 5
 
 
-def test_an_empty_record_has_figures_that_are_not_known():
-    found = figures_of(turns_of(), requests_of(), [])
-    assert (found.requests, found.ops, found.path) == (0, (), None)
-    assert math.isnan(found.per_s)
-    assert math.isnan(found.latency.p99)
+def test_the_figures_of_an_empty_record_are_unknown():
+    result = figures_of(turns_of(), requests_of(), [])
+    assert (result.requests, result.ops, result.path) == (0, (), None)
+    assert math.isnan(result.per_s)
+    assert math.isnan(result.latency.p99)
 
 
 times = st.integers(-1, 40)
@@ -157,6 +162,6 @@ times = st.integers(-1, 40)
     st.lists(st.tuples(*[st.integers(-1, 3)] * 5, *[times] * 8), max_size=20),
 )
 def test_any_rows_have_figures(turns, requests):
-    found = figures_of(np.array(turns, SPAN), np.array(requests, REQUEST), NAMES)
-    assert sum(op.requests + op.never_ran for op in found.ops) == len(turns)
-    assert all(op.waiting >= 0 or math.isnan(op.waiting) for op in found.ops)
+    result = figures_of(np.array(turns, SPAN), np.array(requests, REQUEST), NAMES)
+    assert sum(op.requests + op.never_ran for op in result.ops) == len(turns)
+    assert all(op.waiting >= 0 or math.isnan(op.waiting) for op in result.ops)

@@ -39,30 +39,30 @@ def run(
     return seconds
 
 
-def told(second: list[SampledRows]) -> int:
+def sampled(second: list[SampledRows]) -> int:
     return sum(len(chosen.requests) for chosen in second)
 
 
-def stands_for(second: list[SampledRows]) -> int:
+def weight(second: list[SampledRows]) -> int:
     return sum(int(chosen.strides.requests.sum()) for chosen in second if chosen.strides)
 
 
 @pytest.mark.parametrize("rate", [300, 1_000, 15_000, 100_000])
-def test_of_many_about_as_many_are_told_as_is_wanted_and_they_stand_for_all(rate):
+def test_a_sample_of_many_requests_has_the_wanted_size_and_weights(rate):
     first, *seconds = run(Sampler(200), [rate] * 8)
-    assert told(first) < 200 * 3, "it is soon known that there are many"
+    assert sampled(first) < 200 * 3, "it is soon known that there are many"
     for second in seconds[1:]:
-        assert 75 <= told(second) <= 210
-    assert sum(map(stands_for, seconds)) == pytest.approx(rate * 7, 0.05)
+        assert 75 <= sampled(second) <= 210
+    assert sum(map(weight, seconds)) == pytest.approx(rate * 7, 0.05)
 
 
-def test_few_are_all_told():
-    assert [told(second) for second in run(Sampler(200), [190, 10, 200])] == [190, 10, 200]
+def test_few_requests_are_all_sampled():
+    assert [sampled(second) for second in run(Sampler(200), [190, 10, 200])] == [190, 10, 200]
 
 
-def test_all_are_told_again_once_there_are_few():
+def test_a_sampler_returns_to_all_requests_after_a_peak():
     seconds = run(Sampler(200), [15_000, 15_000, 100, 100, 100])
-    assert [told(second) for second in seconds[-2:]] == [100, 100]
+    assert [sampled(second) for second in seconds[-2:]] == [100, 100]
 
 
 def test_a_rate_that_wavers_does_not_change_the_sample_each_second():
@@ -73,18 +73,18 @@ def test_a_rate_that_wavers_does_not_change_the_sample_each_second():
 
 @pytest.mark.parametrize("step", [1, 2, 3, 8])
 @pytest.mark.parametrize("copy", [0, 1])
-def test_copies_whose_data_ids_have_gaps_tell_as_many(copy, step):
+def test_replicas_with_gaps_in_data_ids_sample_as_many(copy, step):
     sampler = Sampler(200, step)
     sampler.choose(NO_TURNS, requests_at(copy, 1, SECOND_NS, SECOND_NS + MS))
     seconds = run(sampler, [8_000] * 5, step)
-    assert all(75 <= told(second) <= 210 for second in seconds[2:])
+    assert all(75 <= sampled(second) <= 210 for second in seconds[2:])
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 400), st.integers(1, 900)), min_size=1, max_size=30),
     st.integers(1, 50),
 )
-def test_a_request_is_told_with_all_its_turns_or_not_at_all(folds, per_s):
+def test_a_request_is_sampled_with_all_its_spans_or_not_at_all(folds, per_s):
     """Whatever happened to the sample since it began: its turns come folds before its end."""
     sampler = Sampler(per_s)
     told_turns, told_requests, late, first_id, now = {}, {}, [], 0, SECOND_NS
@@ -97,18 +97,18 @@ def test_a_request_is_told_with_all_its_turns_or_not_at_all(folds, per_s):
         if turns.size or ending.size:
             chosen = sampler.choose(turns, ending)
             assert chosen.strides is not None
-            for found, into in (
+            for result, into in (
                 ((chosen.spans, chosen.strides.spans), told_turns),
                 ((chosen.requests, chosen.strides.requests), told_requests),
             ):
-                into |= zip(found[0]["data_id"].tolist(), found[1].tolist(), strict=True)
+                into |= zip(result[0]["data_id"].tolist(), result[1].tolist(), strict=True)
         late.append(rows)
         first_id, now = first_id + count, now + took_ms * MS
     ended = range(max([*told_requests, 0]))
     assert {i: told_turns.get(i) for i in ended} == {i: told_requests.get(i) for i in ended}
 
 
-def test_a_batch_is_told_whole_if_one_of_it_is_and_says_which():
+def test_a_batch_with_a_sampled_request_is_complete_and_marks_it():
     sampler = Sampler(10)
     sampler.choose(NO_TURNS, requests_at(0, 1_000, SECOND_NS, SECOND_NS + MS))
     turns = turns_of(*(turn(data_id=1_000 + i, batch=i // 16) for i in range(1_600)))
@@ -121,7 +121,7 @@ def test_a_batch_is_told_whole_if_one_of_it_is_and_says_which():
         assert chosen.strides.spans[chosen.spans["batch"] == batch].any()
 
 
-def test_turns_that_never_ran_are_told_one_by_one():
+def test_spans_that_never_ran_are_sampled_one_by_one():
     sampler = Sampler(10)
     sampler.choose(NO_TURNS, requests_at(0, 1_000, SECOND_NS, SECOND_NS + MS))
     chosen = sampler.choose(turns_of(*(never_ran(data_id=1_000 + i) for i in range(1_600))),
@@ -131,7 +131,7 @@ def test_turns_that_never_ran_are_told_one_by_one():
     assert chosen.strides.spans.all()
 
 
-def test_of_a_second_that_is_not_told_whole_it_is_said_how_long_somebody_was_there():
+def test_a_partly_sampled_second_has_its_busy_time():
     """One after the other, each of 1 ms; then with gaps of 1 ms, in some of which there is one."""
     sampler = Sampler(10)
     rows = requests_at(0, 1_000, SECOND_NS, 2 * SECOND_NS)
@@ -144,7 +144,7 @@ def test_of_a_second_that_is_not_told_whole_it_is_said_how_long_somebody_was_the
     assert loads.tolist() == [(2 * SECOND_NS, 3 * SECOND_NS, 500 * MS + 50 * MS)]
 
 
-def test_what_is_left_of_a_second_is_said_in_the_end():
+def test_the_end_reports_the_rest_of_a_second():
     sampler = Sampler(10)
     assert not len(sampler.end())
     assert not len(

@@ -40,7 +40,7 @@ class ListHandler(logging.Handler):
 
 
 @pytest.fixture(autouse=True)
-def _everything_as_before():
+def _logging_restored():
     """No test may leave a thread, a handler or a level behind."""
 
     def state():
@@ -58,7 +58,7 @@ def texts(path):
 
 
 @pytest.mark.parametrize("takes", [False, True])
-def test_lines_of_the_root_logger_are_taken_for_scripts_of_the_predecessor(
+def test_lines_of_the_root_logger_are_logged_for_scripts_of_the_predecessor(
     tmp_path, monkeypatch, takes
 ):
     monkeypatch.setattr(remote.RootLines, "is_wanted", False)
@@ -91,8 +91,8 @@ def test_the_files_lie_in_the_predecessor_s_folder_under_the_working_folder(tmp_
     monkeypatch.delenv("SERVING_LOG_PATH", raising=False)
     monkeypatch.chdir(tmp_path)
     with logs_in():
-        found = sorted(path.name for path in (tmp_path / "PipelineServingLogs").iterdir())
-    assert found == ["pipeline.log", "pipeline.log.wf"]
+        result = sorted(path.name for path in (tmp_path / "PipelineServingLogs").iterdir())
+    assert result == ["pipeline.log", "pipeline.log.wf"]
 
 
 def test_serving_log_path_is_the_parent_of_the_folder(tmp_path, monkeypatch):
@@ -164,7 +164,7 @@ def test_the_root_logger_and_the_user_s_loggers_are_left_alone(tmp_path):
     assert mine.lines == [("INFO", "ours")]
 
 
-def test_a_lower_level_that_the_user_gave_our_logger_holds_for_the_user_s_handler(tmp_path):
+def test_a_lower_level_of_our_logger_applies_to_the_users_handler(tmp_path):
     mine = ListHandler()
     PIPELINE.addHandler(mine)
     PIPELINE.setLevel(logging.DEBUG)
@@ -187,7 +187,7 @@ def test_lines_do_not_reach_the_root_logger_while_a_session_is_open(tmp_path, ca
     assert caplog.messages == ["after"]
 
 
-def test_closing_writes_what_waits_and_may_be_done_twice(tmp_path):
+def test_close_writes_waiting_lines_and_may_be_repeated(tmp_path):
     session = logs_in(tmp_path)
     for number in range(500):
         PIPELINE.info("line %d", number)
@@ -196,7 +196,7 @@ def test_closing_writes_what_waits_and_may_be_done_twice(tmp_path):
     assert texts(tmp_path / "pipeline.log") == [f"line {number}" for number in range(500)]
 
 
-def test_a_line_says_what_its_arguments_were_when_it_was_logged(tmp_path):
+def test_a_line_has_the_values_of_its_arguments_at_the_call(tmp_path):
     batch = [1]
     with logs_in(tmp_path):
         PIPELINE.info("batch %s", batch)
@@ -253,7 +253,7 @@ def test_lines_may_be_json_objects(tmp_path):
     assert failed["traceback"].endswith("\nValueError: broken")
 
 
-def test_the_log_may_go_to_stdout_and_nowhere_else(tmp_path, capsys, monkeypatch):
+def test_the_log_may_go_to_stdout_only(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with logs_in(to="stdout", format="json", stderr="always"), logs_in(to="stdout"):
         PIPELINE.info("detail")
@@ -305,14 +305,14 @@ class TestAFullDisk:
         self.write(sink, 100)
         assert capsys.readouterr().err == f"{line}\n"
 
-    def test_closing_says_no_more_and_closes_all(self, sink, capsys):
+    def test_close_reports_nothing_more_and_closes_all_files(self, sink, capsys):
         self.write(sink, 1)
         streams = [target.stream for target in sink._targets]
         sink.close()
         assert all(stream.closed for stream in streams)
         assert capsys.readouterr().err.count("No space") == 1
 
-    def test_what_was_lost_is_counted_when_there_is_room_again(self, sink, tmp_path, capsys):
+    def test_lost_records_are_counted_when_there_is_room(self, sink, tmp_path, capsys):
         self.write(sink, 3)
         for target in sink._targets:
             with contextlib.suppress(OSError):
@@ -338,7 +338,7 @@ def test_arguments_that_do_not_fit_the_text_do_not_reach_the_caller(tmp_path, ca
     assert "Logging error" in capsys.readouterr().err
 
 
-def test_text_that_is_no_unicode_is_written_escaped(tmp_path):
+def test_invalid_unicode_is_written_escaped(tmp_path):
     with logs_in(tmp_path):
         PIPELINE.info("é \udc80")
     assert texts(tmp_path / "pipeline.log") == ["é \\udc80"]
@@ -367,7 +367,7 @@ def test_two_servers_with_two_folders_each_get_the_lines(tmp_path):
     assert texts(tmp_path / "b/pipeline.log") == ["both"]
 
 
-def test_of_two_levels_for_one_folder_the_lower_holds_as_long_as_it_is_open(tmp_path):
+def test_the_lower_of_two_levels_for_a_folder_applies_while_it_is_open(tmp_path):
     with logs_in(tmp_path, "WARNING"):
         PIPELINE.debug("before")
         with logs_in(tmp_path, "DEBUG"):
@@ -398,8 +398,8 @@ def test_many_threads_lose_no_line(tmp_path):
 
     with logs_in(tmp_path):
         side_by_side(log, 4)
-    found = sorted(texts(tmp_path / "pipeline.log"))
-    assert found == sorted(f"{number} {line}" for number in range(4) for line in range(100))
+    result = sorted(texts(tmp_path / "pipeline.log"))
+    assert result == sorted(f"{number} {line}" for number in range(4) for line in range(100))
 
 
 class TestOverload:
@@ -424,7 +424,7 @@ class TestOverload:
             line.split("] ", 1)[1] for line in (tmp_path / "pipeline.log").read_text().splitlines()
         ]
 
-    def test_below_the_limit_nothing_is_dropped(self, writer, tmp_path):
+    def test_below_the_limit_no_record_is_dropped(self, writer, tmp_path):
         self.log(writer, logging.INFO, self.LIMIT)
         assert self.drain(writer, tmp_path) == [f"INFO {number}" for number in range(self.LIMIT)]
 
@@ -440,7 +440,7 @@ class TestOverload:
         assert kept == [f"INFO {number}" for number in range(self.LIMIT)]
         assert "9 log records" in (tmp_path / "pipeline.log.wf").read_text()
 
-    def test_warnings_are_kept_up_to_twice_the_limit(self, writer, tmp_path):
+    def test_warnings_are_written_up_to_twice_the_limit(self, writer, tmp_path):
         self.log(writer, logging.INFO, self.LIMIT)
         self.log(writer, logging.ERROR, self.LIMIT + 3)
         lines = self.drain(writer, tmp_path)
@@ -449,7 +449,7 @@ class TestOverload:
         ]
         assert any(line.startswith("3 log records were dropped") for line in lines)
 
-    def test_a_writer_that_never_began_can_be_closed(self, writer):
+    def test_a_writer_that_never_started_can_be_closed(self, writer):
         writer.close()
 
 
@@ -487,7 +487,7 @@ def test_with_debug_the_others_come_at_debug(log):
 
 
 @pytest.mark.parametrize(("level", "sample"), [("INFO", 0), ("WARNING", 1)])
-def test_successes_that_nobody_wants_are_not_logged(log, level, sample):
+def test_successes_below_the_level_are_not_logged(log, level, sample):
     log.setLevel(level)
     requests = RequestLog(log, sample)
     for data_id in range(5):
@@ -508,7 +508,7 @@ def test_a_failure_is_logged_in_the_predecessor_s_words(log):
     assert all(record.exc_info is None for record in log.records)
 
 
-def test_what_a_caller_is_to_blame_for_is_no_error_and_is_counted_apart(log):
+def test_a_client_error_is_logged_below_error_and_counted_separately(log):
     requests = RequestLog(log, failures_per_s=1, clock=Clock())
     requests.failed(0, 0, ProductError(51, "no face"), logging.INFO)
     requests.failed(1, 0, ProductError(51, "no face"), logging.INFO)
@@ -529,7 +529,7 @@ def test_a_failure_of_user_code_was_shown_where_it_was_raised(log):
     assert all(record.exc_info is None for record in log.records)
 
 
-def test_an_error_text_cannot_start_a_line_of_its_own_nor_fill_the_log(log):
+def test_an_error_text_cannot_start_a_line_or_fill_the_log(log):
     RequestLog(log).failed(0, 0, "a\nINFO 2026-01-01 forged\r" + "x" * 10_000)
     ((_, line),) = log.lines
     assert "a\\nINFO 2026-01-01 forged\\rxxx" in line

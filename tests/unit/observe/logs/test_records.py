@@ -86,7 +86,7 @@ def test_a_record_has_its_text_place_time_and_process():
     assert (record.trace, record.stack) == ("", "")
 
 
-def test_the_level_is_the_one_that_the_parent_gave():
+def test_a_child_has_the_level_of_its_parent():
     sent = sent_home()
     ENGINE.debug("detail")
     ENGINE.info("line")
@@ -105,7 +105,7 @@ def test_exceptions_and_stacks_are_text():
     assert record.stack.startswith("Stack (most recent call last):\n")
 
 
-def test_handlers_of_the_parent_get_nothing_in_the_child():
+def test_handlers_of_the_parent_get_no_records_of_the_child():
     inherited, below = Keeper(), Keeper()
     PIPELINE.addHandler(inherited)
     ENGINE.addHandler(below)
@@ -116,7 +116,7 @@ def test_handlers_of_the_parent_get_nothing_in_the_child():
     assert inherited.records == below.records == []
 
 
-def test_the_root_logger_and_the_users_loggers_stay_as_they_are(caplog):
+def test_the_root_logger_and_the_users_loggers_do_not_change(caplog):
     user, keeper = logging.getLogger("user.of.pipeline"), Keeper()
     user.addHandler(keeper)
     try:
@@ -139,7 +139,7 @@ def test_keeping_logs_again_takes_the_place_of_the_first():
     assert sent == []
 
 
-def test_arguments_whose_text_raises_do_not_reach_the_caller(capsys):
+def test_an_argument_whose_text_raises_does_not_affect_the_caller(capsys):
     sent = sent_home()
 
     class Rude:
@@ -155,7 +155,7 @@ def test_arguments_whose_text_raises_do_not_reach_the_caller(capsys):
     assert "no text" in capsys.readouterr().err
 
 
-def test_what_a_child_logs_while_it_ends_is_on_stderr(capsys):
+def test_records_at_the_end_of_a_child_go_to_stderr(capsys):
     def send(record):
         raise BrokenPipeError
 
@@ -166,7 +166,7 @@ def test_what_a_child_logs_while_it_ends_is_on_stderr(capsys):
     assert line.endswith("] my last words\n")
 
 
-def test_a_child_whose_stderr_is_gone_too_is_not_disturbed(monkeypatch):
+def test_a_child_without_stderr_continues(monkeypatch):
     def send(record):
         raise BrokenPipeError
 
@@ -175,7 +175,7 @@ def test_a_child_whose_stderr_is_gone_too_is_not_disturbed(monkeypatch):
     ENGINE.error("into the void")
 
 
-def test_what_is_logged_while_a_record_is_sent_is_left_out():
+def test_a_record_logged_during_a_send_is_dropped():
     records = []
 
     def send(record):
@@ -202,7 +202,7 @@ def test_any_text_can_be_sent(text):
 # The parent ----------------------------------------------------------------------------------
 
 
-def test_a_record_comes_back_as_it_was_logged():
+def test_a_record_is_replayed_unchanged():
     record = replayed(a_record(stack="Stack"))
     assert (record.name, record.levelname) == ("pipeline.engine", "WARNING")
     assert (record.pathname, record.filename, record.lineno) == ("/far/child.py", "child.py", 17)
@@ -219,11 +219,11 @@ def test_the_times_of_a_record_agree():
     assert record.relativeCreated == pytest.approx(here.relativeCreated)
 
 
-def test_a_percent_sign_in_a_message_is_no_argument():
+def test_a_percent_sign_in_a_message_is_not_formatted():
     assert replayed(a_record(message="100 %d %s")).getMessage() == "100 %d %s"
 
 
-def test_what_came_by_the_root_logger_goes_to_the_log_alone(monkeypatch):
+def test_a_record_of_the_root_logger_goes_to_the_log_only(monkeypatch):
     """The child has given it to the user's own handlers, which also exist there."""
     monkeypatch.setattr(PIPELINE, "propagate", False)  # as while these lines are taken
     users = Keeper()
@@ -268,10 +268,10 @@ def test_a_record_that_is_sent_on_keeps_its_process():
     assert sent == [a_record(trace="Traceback")]
 
 
-def test_fields_that_a_program_said_are_its_own_in_json_and_ours_stay() -> None:
+def test_extra_fields_are_added_to_json_and_do_not_replace_ours() -> None:
     record = logging.LogRecord("a", logging.INFO, "f.py", 1, "[gateway] {...}", None, None)
     setattr(record, FIELDS, {"message": "request", "caller": "alice", "level": "no", "pid": -1})
-    found = json.loads(JsonFormatter().format(record))
-    assert (found["message"], found["caller"]) == ("request", "alice")
-    assert (found["level"], found["pid"]) == ("INFO", record.process)
+    document = json.loads(JsonFormatter().format(record))
+    assert (document["message"], document["caller"]) == ("request", "alice")
+    assert (document["level"], document["pid"]) == ("INFO", record.process)
     assert "[gateway] {...}" in LineFormatter().format(record)

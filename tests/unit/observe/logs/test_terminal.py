@@ -67,7 +67,7 @@ def test_of_a_traceback_there_is_the_place_and_where_to_read_it(terminal):
     assert line.endswith(f"; traceback: {WHERE})")
 
 
-def test_of_a_message_of_several_lines_there_are_two_and_where_to_read_the_rest(terminal):
+def test_a_long_message_is_shortened_with_a_reference_to_the_log(terminal):
     trace = 'Traceback ...\n  File "/home/me/web.py", line 12, in init_op\nOSError: no file'
     terminal.log(f"worker 0 failed: it is restarted\nOSError: no file\n{trace}")
     assert terminal.lines() == [
@@ -75,7 +75,7 @@ def test_of_a_message_of_several_lines_there_are_two_and_where_to_read_the_rest(
     ]
 
 
-def test_what_repeats_is_shown_once_and_summed_up_after_ten_seconds_and_then_each_minute(terminal):
+def test_a_repeated_message_is_shown_once_and_summed_up_later(terminal):
     for number in range(5):
         terminal.log("(data_id=%d) 'key%d' is missing", number, number)
     assert terminal.lines() == ["(data_id=0) 'key0' is missing"]
@@ -98,7 +98,7 @@ def test_the_count_is_not_lost_when_the_server_stops(terminal):
     assert terminal.lines() == ["0", "1,233 more in 0 s, the last: 1233"]
 
 
-def test_what_is_different_is_shown(terminal):
+def test_different_messages_are_shown(terminal):
     terminal.log("worker is stuck")
     terminal.log("worker is killed")
     terminal.log("worker is killed", level=logging.ERROR)
@@ -122,7 +122,7 @@ def test_no_text_forges_or_colours_a_line(terminal, capsys):
     assert "a\\r\\x1b[31m\\x00\\x9b31m\\u202e\\u2028b\tc: ERROR forged" in text
 
 
-def test_only_warnings_and_what_is_loading_is_shown_and_nothing_twice():
+def test_warnings_and_loading_messages_are_shown_once():
     def record(level, name="pipeline.engine", extra=None):
         return PIPELINE.makeRecord(name, level, "a.py", 7, "text", (), None, extra=extra)
 
@@ -141,7 +141,7 @@ def loads(terminal, text, pid=1):
     terminal.sink.write(record)
 
 
-def test_of_several_processes_the_first_says_what_is_loading_and_the_last_that_it_is_done(terminal):
+def test_the_first_of_several_processes_shows_loading_and_the_last_shows_ready(terminal):
     loads(terminal, "Op 'a': loading since 10:00:00", pid=1)
     loads(terminal, "Op 'a': loading since 10:00:00", pid=2)
     loads(terminal, "Op 'b': loading since 10:00:00", pid=2)
@@ -178,7 +178,7 @@ def test_a_terminal_has_a_live_line_that_makes_room_for_others(terminal, monkeyp
 
 
 @pytest.mark.parametrize(("stream", "term"), [("file", "xterm"), ("screen", "dumb")])
-def test_what_is_no_terminal_has_no_live_line(terminal, monkeypatch, stream, term):
+def test_without_a_terminal_there_is_no_live_line(terminal, monkeypatch, stream, term):
     output = Screen() if stream == "screen" else io.StringIO()
     monkeypatch.setattr(sys, "stderr", output)
     monkeypatch.setenv("TERM", term)
@@ -200,7 +200,7 @@ def test_a_line_fits_into_a_pipe(terminal, capsys):
     assert len(capsys.readouterr().err.encode()) <= 4096
 
 
-def test_a_pipe_that_nobody_reads_holds_nobody_up(monkeypatch):
+def test_an_unread_pipe_does_not_block_the_writer(monkeypatch):
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with open(reader, "rb"), open(writer, "w") as stream:
@@ -228,7 +228,7 @@ class Broken(io.StringIO):
 
 
 @pytest.mark.parametrize("stream", [None, Broken()])
-def test_a_stderr_that_takes_nothing_does_not_end_the_thread(monkeypatch, stream):
+def test_a_broken_stderr_does_not_end_the_thread(monkeypatch, stream):
     monkeypatch.setattr(sys, "stderr", stream)
     sink = StderrSink(WHERE)
     sink.write(PIPELINE.makeRecord("x", logging.ERROR, "a.py", 7, "bad", (), None))
@@ -239,13 +239,15 @@ def test_a_stderr_that_takes_nothing_does_not_end_the_thread(monkeypatch, stream
     ("when", "on_a_terminal", "elsewhere"),
     [("always", True, True), ("terminal", True, False), ("never", False, False)],
 )
-def test_the_configuration_says_when_stderr_has_lines(monkeypatch, when, on_a_terminal, elsewhere):
+def test_the_configuration_decides_about_lines_on_stderr(
+    monkeypatch, when, on_a_terminal, elsewhere
+):
     for stream, expected in ((Screen(), on_a_terminal), (io.StringIO(), elsewhere)):
         monkeypatch.setattr(sys, "stderr", stream)
         assert is_wanted(when) is expected
 
 
-def test_warnings_and_errors_go_to_stderr_beside_the_files(tmp_path, capsys, monkeypatch):
+def test_warnings_and_errors_also_go_to_stderr(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with logs_in(tmp_path / "PipelineServingLogs", stderr="always"):
         PIPELINE.info("detail")
@@ -266,7 +268,7 @@ def test_two_servers_of_a_process_show_a_line_once(tmp_path, capsys):
     assert capsys.readouterr().err.count("odd") == 1
 
 
-def test_who_wants_errors_only_sees_errors_only(tmp_path, capsys):
+def test_at_level_error_only_errors_are_shown(tmp_path, capsys):
     with logs_in(tmp_path, "ERROR", stderr="always"):
         PIPELINE.warning("odd")
         PIPELINE.error("bad")

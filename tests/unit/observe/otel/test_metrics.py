@@ -35,12 +35,12 @@ def test_every_kind_has_its_form_and_keeps_its_name():
     data = metrics_data(families_of(TEXT), Resource({}), 10, 20)
     (of_resource,) = data.resource_metrics
     (scope,) = of_resource.scope_metrics
-    found = {metric.name: metric.data for metric in scope.metrics}
-    assert list(found) == [
+    results = {metric.name: metric.data for metric in scope.metrics}
+    assert list(results) == [
         *("nv_count", "waiting", "took_seconds"),
         *("latency_count", "latency_sum", "latency"),
     ]
-    count = found["nv_count"]
+    count = results["nv_count"]
     assert isinstance(count, Sum)
     assert (count.is_monotonic, count.aggregation_temporality) == (
         True,
@@ -51,13 +51,13 @@ def test_every_kind_has_its_form_and_keeps_its_name():
         ({"model": "n"}, 4.0),
     ]
     assert {(p.start_time_unix_nano, p.time_unix_nano) for p in count.data_points} == {(10, 20)}
-    assert isinstance(found["waiting"], Gauge)
-    took = found["took_seconds"]
+    assert isinstance(results["waiting"], Gauge)
+    took = results["took_seconds"]
     assert isinstance(took, Histogram)
     (point,) = took.data_points
     assert (point.attributes, point.count, point.sum) == ({"op": "a"}, 4, 9.5)
     assert (point.explicit_bounds, point.bucket_counts) == ([0.1, 1.0], [1, 2, 1])
-    assert isinstance(found["latency_sum"], Sum)
-    quantiles = found["latency"]
+    assert isinstance(results["latency_sum"], Sum)
+    quantiles = results["latency"]
     assert isinstance(quantiles, Gauge)
     assert quantiles.data_points[0].attributes == {"quantile": "0.5"}

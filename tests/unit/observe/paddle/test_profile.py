@@ -82,7 +82,7 @@ def same(found: Rows, expected: Rows) -> bool:
 
 def old_events(text: str) -> list[tuple[str, str, str, str, int]]:
     """(pid, name, thread, phase, us) as the predecessor's Analyst takes a file apart."""
-    found = []
+    collected = []
     for line in text.splitlines():
         fields = line.strip().split("\t")
         if fields[0] != "PROFILE" or len(fields) < 3:
@@ -91,8 +91,8 @@ def old_events(text: str) -> list[tuple[str, str, str, str, int]]:
             name, stamp = event.split(":")
             base, phase = name.rsplit("_", 1)
             step, thread = base.split("#")
-            found.append((fields[1].split(":")[1], step, thread, phase, int(stamp)))
-    return found
+            collected.append((fields[1].split(":")[1], step, thread, phase, int(stamp)))
+    return collected
 
 
 def test_the_predecessors_reader_finds_the_stages_of_a_batch_once():
@@ -144,7 +144,7 @@ def rows_and_names(draw: st.DrawFn) -> tuple[Rows, Rows, list[str]]:
 def strides_of(turns: int, requests: int) -> st.SearchStrategy[Strides]:
     some = st.integers(1, 2**40)
     lists = st.tuples(*(st.lists(some, min_size=n, max_size=n) for n in (turns, requests)))
-    return lists.map(lambda found: Strides(*(np.array(each, np.int64) for each in found)))
+    return lists.map(lambda result: Strides(*(np.array(item, np.int64) for item in result)))
 
 
 def renamed(rows: Rows, field: str, names: Any) -> list[Any]:
@@ -157,24 +157,24 @@ def renamed(rows: Rows, field: str, names: Any) -> list[Any]:
 
 
 @given(rows_and_names(), st.data())
-def test_what_is_written_is_read(made: tuple[Rows, Rows, list[str]], data: st.DataObject):
+def test_written_rows_are_parsed_unchanged(made: tuple[Rows, Rows, list[str]], data: st.DataObject):
     turns, requests, names = made
     strides = data.draw(st.none() | strides_of(len(turns), len(requests)))
     text = "".join(profile_lines(turns, requests, names, strides=strides))
-    found = parse_profile(text.split("\n"))
-    assert renamed(found.spans, "op", found.names) == renamed(turns, "op", names)
-    assert renamed(found.requests, "target", found.names) == renamed(requests, "target", names)
-    assert set(found.span_pids.tolist()) <= {os.getpid()}
-    assert (len(found.span_pids), len(found.request_pids)) == (len(turns), len(requests))
-    assert not found.damaged
+    profile = parse_profile(text.split("\n"))
+    assert renamed(profile.spans, "op", profile.names) == renamed(turns, "op", names)
+    assert renamed(profile.requests, "target", profile.names) == renamed(requests, "target", names)
+    assert set(profile.span_pids.tolist()) <= {os.getpid()}
+    assert (len(profile.span_pids), len(profile.request_pids)) == (len(turns), len(requests))
+    assert not profile.damaged
     if strides is None:
         strides = Strides(np.ones(len(turns)), np.ones(len(requests)))
-    assert found.sample.spans.sum() == pytest.approx(strides.spans.sum())
-    assert found.sample.requests.tolist() == strides.requests.tolist()
+    assert profile.sample.spans.sum() == pytest.approx(strides.spans.sum())
+    assert profile.sample.requests.tolist() == strides.requests.tolist()
 
 
 @given(rows_and_names())
-def test_the_predecessors_reader_can_read_whatever_is_written(
+def test_the_predecessors_reader_accepts_all_written_lines(
     made: tuple[Rows, Rows, list[str]],
 ):
     text = "".join(profile_lines(*made))
@@ -189,15 +189,15 @@ def test_the_predecessors_reader_can_read_whatever_is_written(
     assert not begun
 
 
-def test_times_that_are_known_are_moved_to_the_epoch():
+def test_known_times_are_converted_to_the_epoch():
     turns = turns_of(turn(result_received_ns=0))
     requests = requests_of(request(dispatched_ns=0, completed_ns=-1))
-    found = parse_profile(profile_lines(turns, requests, ["bow"], offset_ns=10**18))
-    assert same(found.spans, turns_of(
+    parsed = parse_profile(profile_lines(turns, requests, ["bow"], offset_ns=10**18))
+    assert same(parsed.spans, turns_of(
         turn(ready_ns=10**18 + 500, start_ns=10**18 + 1_000, preprocess_end_ns=10**18 + 2_000,
              process_end_ns=10**18 + 30_999, end_ns=10**18 + 31_500, result_received_ns=0)
     ))  # fmt: skip
-    assert found.requests[0][["start_ns", "dispatched_ns", "completed_ns", "end_ns"]].tolist() == (
+    assert parsed.requests[0][["start_ns", "dispatched_ns", "completed_ns", "end_ns"]].tolist() == (
         10**18 + 100, 0, -1, 10**18 + 41_000,
     )  # fmt: skip
     assert turns.tolist() == [turn(result_received_ns=0)], "the sinks share the rows"
@@ -211,7 +211,7 @@ def test_a_turn_that_never_ran_is_hidden_from_the_predecessor():
     assert same(parse_profile(text.split("\n")).spans, turns)
 
 
-def test_the_requests_of_a_batch_share_what_its_line_stands_for():
+def test_requests_of_a_batch_share_the_weight_of_its_line():
     turns = turns_of(turn(data_id=1), turn(data_id=2), turn(data_id=3), turn(batch=2, data_id=4))
     strides = Strides(np.array([0, 16, 0, 8]), np.array([8]))
     text = "".join(profile_lines(turns, requests_of(request(4)), ["bow"], strides=strides))
@@ -221,7 +221,7 @@ def test_the_requests_of_a_batch_share_what_its_line_stands_for():
     assert len(old_events(text)) == 3 * 6, "the predecessor's reader sees nothing of it"
 
 
-def test_lines_that_stand_for_themselves_do_not_say_so():
+def test_lines_of_weight_one_have_no_weight():
     strides = Strides(np.array([1, 1]), np.array([1]))
     turns, requests = turns_of(turn(), turn(data_id=8)), requests_of(request())
     lines = [*profile_lines(turns, requests, ["bow"], strides=strides)]
@@ -229,13 +229,13 @@ def test_lines_that_stand_for_themselves_do_not_say_so():
     assert not any("stands_for" in line for line in lines)
 
 
-def test_what_is_not_told_of_a_stretch_of_time_is_hidden_from_the_predecessor():
+def test_loads_are_not_visible_to_the_predecessor():
     loads = np.array([(10, 1_010, 400)], LOAD)
     text = "".join(load_lines(loads, offset_ns=10**18))
     assert old_events(text) == []
-    found = parse_profile(text.split("\n"))
-    assert found.sample.loads.tolist() == [(10**18 + 10, 10**18 + 1_010, 400)]
-    assert (len(found.spans), len(found.requests), found.damaged) == (0, 0, 0)
+    profile = parse_profile(text.split("\n"))
+    assert profile.sample.loads.tolist() == [(10**18 + 10, 10**18 + 1_010, 400)]
+    assert (len(profile.spans), len(profile.requests), profile.damaged) == (0, 0, 0)
 
 
 def test_a_request_that_never_got_in_has_no_events_and_is_read():
@@ -261,17 +261,17 @@ def test_the_profile_of_one_request_has_its_turns_and_itself():
         [pack_span(*turn(op=1, start_ns=start)), pack_span(*turn(op=0))],
         ["bow", "cnn"],
     )
-    found = parse_profile(text.split("\n"))
+    profile = parse_profile(text.split("\n"))
     assert text.endswith("\n")
-    assert found.names == ("cnn", "bow")
-    assert found.spans["data_id"].tolist() == [7, 7]
-    assert before - 10**9 <= found.requests["start_ns"][0] <= time.time_ns() + 10**9
-    assert found.requests["end_ns"].tolist() == [0]
+    assert profile.names == ("cnn", "bow")
+    assert profile.spans["data_id"].tolist() == [7, 7]
+    assert before - 10**9 <= profile.requests["start_ns"][0] <= time.time_ns() + 10**9
+    assert profile.requests["end_ns"].tolist() == [0]
 
 
 def test_the_profile_of_a_request_without_turns_is_its_own_line():
-    found = parse_profile(profile_text(pack_request(*request()), [], []).split("\n"))
-    assert (len(found.spans), len(found.requests)) == (0, 1)
+    profile = parse_profile(profile_text(pack_request(*request()), [], []).split("\n"))
+    assert (len(profile.spans), len(profile.requests)) == (0, 1)
 
 
 # --- the predecessor's lines ----------------------------------------------------------------------
@@ -294,34 +294,34 @@ def old_profile(text: str) -> Profile:
 
 
 def test_an_op_line_of_the_predecessor_is_a_turn():
-    found = old_profile(OLD_OP)
+    result = old_profile(OLD_OP)
     second = 1_795_000_000_000_000 * US
-    assert found.spans.tolist() == [
+    assert result.spans.tolist() == [
         (0, 1, 0, -1, -1, Outcome.OK, -1, second + 100 * US, second + 203 * US, second + 700 * US,
          second + 750 * US, -1)
     ]  # fmt: skip
-    assert (found.names, found.span_pids.tolist(), found.damaged) == (("uci",), [3187], 0)
+    assert (result.names, result.span_pids.tolist(), result.damaged) == (("uci",), [3187], 0)
 
 
 @pytest.mark.parametrize("dag", ["DAG", "DAG-5"])
 def test_an_executor_line_of_the_predecessor_is_a_request(dag: str):
-    found = old_profile(OLD_EXECUTOR.format(dag=dag))
+    result = old_profile(OLD_EXECUTOR.format(dag=dag))
     second = 1_795_000_000_000_000 * US
-    assert found.requests.tolist() == [
+    assert result.requests.tolist() == [
         (5, PIPELINE, -1, Outcome.OK, 0, second + 10 * US, second + 10 * US, second + 55 * US,
          second + 800 * US, second + 820 * US, -1, -1, -1)
     ]  # fmt: skip
-    assert found.request_pids.tolist() == [3180]
+    assert result.request_pids.tolist() == [3180]
 
 
-def test_a_request_of_the_predecessor_may_be_told_on_several_lines():
+def test_a_request_of_the_predecessor_may_have_several_lines():
     whole = OLD_EXECUTOR.format(dag="DAG")
     head, *events = re.split(r"(?=prepack_|call_|postpack_)", whole.strip())
     lines = [f"{head}{event}" for event in events]
     assert same(parse_profile(lines).requests, old_profile(whole).requests)
 
 
-def test_batches_of_the_predecessor_that_failed_stand_before_the_one_that_did_not():
+def test_failed_batches_of_the_predecessor_precede_the_successful_one():
     line = OLD_OP.replace(
         "\tprep", "\tprep#[uci|1]_0:10 prep#[uci|1]_1:20 prep#[uci|1]_0:30 "
         "prep#[uci|1]_1:40 midp#[uci|1]_0:41 midp#[uci|1]_1:50 prep", 1,
@@ -335,7 +335,7 @@ def test_batches_of_the_predecessor_that_failed_stand_before_the_one_that_did_no
     ]
 
 
-def test_the_names_of_the_predecessor_are_taken_as_they_are():
+def test_names_of_the_predecessor_are_parsed_unchanged():
     line = OLD_OP.replace("uci", "my_op %20: a|b #1")
     assert old_profile(line).names == ("my_op %20: a|b #1",)
 
@@ -348,9 +348,9 @@ def test_other_lines_are_skipped_and_both_kinds_are_read(tmp_path: Path):
     text = f"INFO started\n{OLD_OP}progress: 50%{ours}\tPROFILING\n\xff"
     file = tmp_path / "profile.txt"
     file.write_bytes(text.encode("latin-1") + b"\xfe\n")
-    found = read_profile(file)
-    assert (found.names, len(found.spans), len(found.requests)) == (("uci", "bow"), 2, 1)
-    assert found.damaged == 0
+    profile = read_profile(file)
+    assert (profile.names, len(profile.spans), len(profile.requests)) == (("uci", "bow"), 2, 1)
+    assert profile.damaged == 0
 
 
 def test_a_file_that_is_not_there_is_an_os_error(tmp_path: Path):
@@ -385,14 +385,14 @@ def test_lines_with_windows_breaks_are_read():
     ],
 )
 def test_a_damaged_line_is_counted(line: str):
-    found = parse_profile([line])
-    assert (len(found.spans), len(found.requests), found.damaged) == (0, 0, 1)
+    profile = parse_profile([line])
+    assert (len(profile.spans), len(profile.requests), profile.damaged) == (0, 0, 1)
 
 
-def test_a_line_that_another_one_has_cut_into_is_counted_and_the_other_one_read():
+def test_a_line_cut_by_another_is_counted_and_the_other_is_read():
     (line,) = profile_lines(turns_of(turn()), NO_REQUESTS, ["bow"])
-    found = parse_profile([line[:40] + line])
-    assert (len(found.spans), found.damaged) == (1, 1)
+    profile = parse_profile([line[:40] + line])
+    assert (len(profile.spans), profile.damaged) == (1, 1)
 
 
 @given(st.text(alphabet=st.sampled_from('PROFILE\tpid:1#[]|_0{}",prmdoscalk n-9')))
@@ -400,7 +400,7 @@ def test_no_text_stops_the_reader(text: str):
     parse_profile([f"PROFILE\tpid:1\t{text}", text])
 
 
-def test_times_beyond_what_a_row_holds_are_cut():
+def test_times_beyond_the_range_of_a_row_are_clipped():
     line = "PROFILE\tpid:1\tprep#[a|0]_0:9999999999999999 prep#[a|0]_1:9999999999999999"
     assert old_profile(line).spans["start_ns"][0] > 4e18
 
@@ -408,7 +408,7 @@ def test_times_beyond_what_a_row_holds_are_cut():
 # --- with an engine -------------------------------------------------------------------------------
 
 
-def test_a_caller_that_asks_for_it_gets_the_profile_of_its_own_request():
+def test_a_client_that_requests_it_gets_the_profile_of_its_request():
     async def calls() -> None:
         async with Engine(chain("a", "b")) as engine:
             engine.watch(
@@ -420,10 +420,10 @@ def test_a_caller_that_asks_for_it_gets_the_profile_of_its_own_request():
             answer = await engine.ask(**{PROFILE_KEY: "1"})
             await asyncio.gather(*others)
         texts = [text for key, text in answers(answer).items() if key == PROFILE_KEY]
-        (found,) = [parse_profile(text.split("\n")) for text in texts]
-        (data_id,) = found.requests["data_id"].tolist()
-        assert found.spans["data_id"].tolist() == [data_id] * 2
-        assert [found.names[op] for op in found.spans["op"]] == ["a", "b"]
-        assert found.spans["outcome"].tolist() == [Outcome.OK] * 2
+        (result,) = [parse_profile(text.split("\n")) for text in texts]
+        (data_id,) = result.requests["data_id"].tolist()
+        assert result.spans["data_id"].tolist() == [data_id] * 2
+        assert [result.names[op] for op in result.spans["op"]] == ["a", "b"]
+        assert result.spans["outcome"].tolist() == [Outcome.OK] * 2
 
     run_virtual(calls())

@@ -24,7 +24,7 @@ NO_TURNS = np.array([], SPAN)
 NO_REQUESTS = np.array([], REQUEST)
 
 
-def test_the_sink_writes_what_it_is_given_in_order():
+def test_the_sink_writes_rows_in_order():
     stream = io.StringIO()
     writer = ProfileWriter(["bow"], stream=stream)
     writer.start()
@@ -32,14 +32,14 @@ def test_the_sink_writes_what_it_is_given_in_order():
     writer.notify(NO_TURNS, requests_of(request()))
     writer.close()
     writer.close()
-    found = parse_profile(stream.getvalue().split("\n"))
-    assert found.spans["batch"].tolist() == [1, 2]
-    assert found.requests["data_id"].tolist() == [7]
+    profile = parse_profile(stream.getvalue().split("\n"))
+    assert profile.spans["batch"].tolist() == [1, 2]
+    assert profile.requests["data_id"].tolist() == [7]
     now = time.time_ns() - time.monotonic_ns()
-    assert abs(int(found.spans["start_ns"][0]) - now) < 10**12, "ns since the epoch"
+    assert abs(int(profile.spans["start_ns"][0]) - now) < 10**12, "ns since the epoch"
 
 
-def test_the_sink_writes_to_what_stderr_is_when_it_writes(capfd: pytest.CaptureFixture[str]):
+def test_the_sink_writes_to_the_current_stderr(capfd: pytest.CaptureFixture[str]):
     writer = ProfileWriter(["bow"])
     writer.start()
     writer.notify(turns_of(turn()), NO_REQUESTS)
@@ -57,7 +57,7 @@ def parts_of(data_id, target, *ends_ns):
     return np.array([*rows, (data_id, target, len(rows), PartKind.EMPTY, 1, 1, 1)], PART)
 
 
-def test_streams_are_told_of_with_their_requests_and_add_up():
+def test_streams_are_written_with_their_requests_and_summed():
     stream = io.StringIO()
     writer = ProfileWriter(["bow"], stream=stream)
     writer.start()
@@ -68,10 +68,12 @@ def test_streams_are_told_of_with_their_requests_and_add_up():
     writer.notify(turns_of(turn()), requests_of(request()))
     writer.notify(NO_TURNS, requests_of(request()))
     writer.close()
-    found = parse_profile(stream.getvalue().split("\n"))
-    assert found.damaged == 0
-    assert found.streams["data_id"].tolist() == [7, 7]
-    figures = figures_of(found.spans, found.requests, found.names, found.sample, found.streams)
+    profile = parse_profile(stream.getvalue().split("\n"))
+    assert profile.damaged == 0
+    assert profile.streams["data_id"].tolist() == [7, 7]
+    figures = figures_of(
+        profile.spans, profile.requests, profile.names, profile.sample, profile.streams
+    )
     whole, made = figures.streams
     assert (whole.name, whole.streams, whole.parts, whole.gap_ms) == ("", 1, 3, 2.5)
     assert whole.first.p50 == 4.0
@@ -105,7 +107,7 @@ def test_lines_are_written_whole_in_pieces_that_a_pipe_takes_at_once():
     assert len(parse_profile("".join(stream.pieces).split("\n")).spans) == 100
 
 
-def test_a_reader_that_is_slow_does_not_hold_up_who_folds():
+def test_a_slow_reader_does_not_block_the_flush():
     stopped, go_on = threading.Event(), threading.Event()
 
     class Slow(Pieces):
@@ -125,7 +127,7 @@ def test_a_reader_that_is_slow_does_not_hold_up_who_folds():
     assert 1 < len(stream.pieces) < 1_000
 
 
-def test_a_stream_that_is_closed_is_told_once(caplog: pytest.LogCaptureFixture):
+def test_a_closed_stream_is_logged_once(caplog: pytest.LogCaptureFixture):
     stream = io.StringIO()
     stream.close()
     writer = ProfileWriter(["bow"], stream=stream)
@@ -137,7 +139,7 @@ def test_a_stream_that_is_closed_is_told_once(caplog: pytest.LogCaptureFixture):
     assert "no more PROFILE lines" in record.getMessage()
 
 
-def test_what_an_engine_has_taken_down_is_written_and_read():
+def test_rows_of_an_engine_are_written_and_parsed():
     stream = io.StringIO()
 
     async def calls() -> None:
@@ -148,11 +150,11 @@ def test_what_an_engine_has_taken_down_is_written_and_read():
             await asyncio.gather(*(engine.ask() for _ in range(5)))
             engine.journal.flush()
             writer.close()
-            found = parse_profile(stream.getvalue().split("\n"))
+            profile = parse_profile(stream.getvalue().split("\n"))
             assert len(engine.spans) == 10
             for field in ("op", "worker", "batch", "data_id", "rows", "outcome"):
-                assert found.spans[field].tolist() == [row[field] for row in engine.spans]
-            assert sorted(found.requests["data_id"]) == [0, 1, 2, 3, 4]
+                assert profile.spans[field].tolist() == [row[field] for row in engine.spans]
+            assert sorted(profile.requests["data_id"]) == [0, 1, 2, 3, 4]
 
     run_virtual(calls())
 
@@ -252,7 +254,7 @@ def about(found: Figures, expected: Figures, within: float = 0.05) -> None:
         assert (ours.name, ours.workers) == (theirs.name, theirs.workers)
 
 
-def test_a_sample_of_a_service_with_work_to_do_tells_the_same_and_advises_the_same():
+def test_a_sample_of_a_busy_service_gives_equal_figures_and_advice():
     ops = [FakeOp(0.2, 0.0, concurrency=2), FakeOp(0.1, 1.0, 0.05, 2, batch_size=8)]
     turns, requests = play(ops, clients=40, count=20_000)
     all_of_it, sample = (played_on(turns, requests, per_s) for per_s in (0, 200))
@@ -267,16 +269,16 @@ def test_a_sample_of_a_service_with_work_to_do_tells_the_same_and_advises_the_sa
 
 
 @pytest.mark.parametrize("took_ms", [0.05, 1.0, 20.0], ids="{}ms".format)
-def test_a_sample_knows_the_time_in_which_nobody_was_there(took_ms):
+def test_a_sample_knows_the_idle_time(took_ms):
     """Of 3,000 requests/s that take 0.05 ms each, some tenths of the time."""
     turns, requests = traffic(3_000, 8, took_ms)
-    found, expected = (figures(played_on(turns, requests, per_s)) for per_s in (300, 0))
-    about(found, expected, 0.1)
-    assert found.latency.p50 == pytest.approx(expected.latency.p50, 0.1)
-    assert found.seconds == pytest.approx(expected.seconds, 0.02)
+    result, expected = (figures(played_on(turns, requests, per_s)) for per_s in (300, 0))
+    about(result, expected, 0.1)
+    assert result.latency.p50 == pytest.approx(expected.latency.p50, 0.1)
+    assert result.seconds == pytest.approx(expected.seconds, 0.02)
 
 
-def test_a_load_that_comes_and_goes_adds_up():
+def test_a_sample_of_a_varying_load_adds_up():
     parts = [
         traffic(6_000, 3, 1.0),
         traffic(50, 6, 1.0, first_id=20_000, at_s=9.0),
@@ -290,13 +292,13 @@ def test_a_load_that_comes_and_goes_adds_up():
     assert set(sample.sample.requests[calm][50:]) == {1.0}
 
 
-def test_few_requests_are_all_written_and_nothing_is_said_of_a_sample():
+def test_few_requests_are_all_written_without_weights():
     turns, requests = traffic(150, 5, 1.0)
-    found = played_on(turns, requests, 200)
-    assert len(found.requests) == len(requests)
-    assert len(found.spans) == len(turns)
-    assert set(found.sample.requests) == set(found.sample.spans) == {1.0}
-    assert not len(found.sample.loads)
+    result = played_on(turns, requests, 200)
+    assert len(result.requests) == len(requests)
+    assert len(result.spans) == len(turns)
+    assert set(result.sample.requests) == set(result.sample.spans) == {1.0}
+    assert not len(result.sample.loads)
 
 
 def test_copies_of_a_server_are_there_at_the_same_time():
@@ -305,9 +307,9 @@ def test_copies_of_a_server_are_there_at_the_same_time():
         [played_on(*traffic(2_000, 5, 0.3, seed=seed), per_s=per_s) for seed in (1, 2)]
         for per_s in (0, 200)
     )
-    expected, found = figures(_together(*whole)), figures(_together(*sample))
+    expected, result = figures(_together(*whole)), figures(_together(*sample))
     assert expected.seconds < 5.0
-    assert found.seconds == pytest.approx(expected.seconds, 0.1)
+    assert result.seconds == pytest.approx(expected.seconds, 0.1)
 
 
 def _together(*copies: Profile) -> Profile:
@@ -321,12 +323,12 @@ def _together(*copies: Profile) -> Profile:
     return Profile(turns, requests, copies[0].names, turn_pids, request_pids, 0, sample)
 
 
-def test_a_report_says_that_it_is_of_a_sample():
+def test_a_report_names_its_sample():
     turns, requests = traffic(4_000, 4, 1.0)
-    found = figures(played_on(turns, requests, 200))
-    text = report_text("p", found, advise(found))
+    result = figures(played_on(turns, requests, 200))
+    text = report_text("p", result, advise(result))
     assert text.startswith("p: 16,")
-    share = found.requests / found.told
-    assert f"a sample of 1 in {share:.3g}: the record has {found.told} requests" in text
+    share = result.requests / result.told
+    assert f"a sample of 1 in {share:.3g}: the record has {result.told} requests" in text
     whole = figures(played_on(turns, requests, 0))
     assert "sample" not in report_text("p", whole, advise(whole))

@@ -111,16 +111,16 @@ class Traced:
 
     def values(self, section: str) -> list[dict[str, str]]:
         """`name[value]` of a section, of each block that has it."""
-        found: list[dict[str, str]] = []
+        collected: list[dict[str, str]] = []
         inside = False
         for line in self.lines():
             if not line.startswith("\t"):
                 inside = line == section
                 if inside:
-                    found.append({})
+                    collected.append({})
             elif inside and (match := re.fullmatch(r"\t+(.+?)\[(.*)\]", line)):
-                found[-1][match[1]] = match[2]
-        return found
+                collected[-1][match[1]] = match[2]
+        return collected
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_a_block_has_the_predecessors_layout(traced: Traced):
     ]
 
 
-def test_a_block_ends_with_what_runs_in_one_go(traced: Traced):
+def test_a_block_ends_with_the_groups_of_ops(traced: Traced):
     traced.group = ("uci", "sum")
     traced.notify(turns_of(turn(10)), NO_REQUESTS)
     traced.tick()
@@ -180,7 +180,7 @@ def test_a_block_ends_with_what_runs_in_one_go(traced: Traced):
     ]
 
 
-def test_an_idle_interval_writes_nothing(traced: Traced):
+def test_an_idle_interval_writes_no_block(traced: Traced):
     traced.tick()
     traced.notify(turns_of(turn(1100)), NO_REQUESTS)
     traced.tick()
@@ -192,12 +192,12 @@ def test_an_idle_interval_writes_nothing(traced: Traced):
     assert (lines.count("Op(uci):"), lines.count("DAGExecutor:")) == (1, 1)
 
 
-def test_what_is_left_is_written_at_the_end(traced: Traced):
+def test_the_rest_is_written_at_the_end(traced: Traced):
     traced.notify(turns_of(turn(1)), NO_REQUESTS)
     assert "Op(uci):" in traced.lines()
 
 
-def test_a_name_cannot_begin_a_line_of_its_own(tmp_path: Path):
+def test_a_name_cannot_start_a_line(tmp_path: Path):
     graph = TracedGraph(["a\nOp(b):\ud800"], [["c\r\n"]], 1)
     file = tmp_path / "trace"
     tracer = Tracer(graph, state, TracerFiles(file), Clock())
@@ -284,7 +284,7 @@ stages_ms = st.tuples(*[st.integers(0, 50)] * 5)
 @given(
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2), stages_ms, st.booleans()), max_size=30)
 )
-def test_the_sums_are_those_of_a_plain_loop(batches: list[Any]):
+def test_sums_equal_those_of_a_plain_loop(batches: list[Any]):
     """Workers one after the other, without any two batches of a worker at a time."""
     ops, times = [OpInterval(), OpInterval()], BatchTimes(at(0))
     ends: dict[tuple[int, int], int] = {}
@@ -306,7 +306,7 @@ def test_the_sums_are_those_of_a_plain_loop(batches: list[Any]):
 # --- requests -------------------------------------------------------------------------------------
 
 
-def test_requests_for_a_single_op_are_no_queries(traced: Traced):
+def test_requests_of_a_single_op_are_not_queries(traced: Traced):
     traced.notify(NO_TURNS, requests_of(request(1, 1, target=0), request(2, 1)))
     (dag,) = traced.values("DAGExecutor:")
     assert dag["Query count"] == "1"
@@ -390,13 +390,13 @@ def test_a_disk_that_hangs_does_not_fill_the_memory(traced: Traced):
     assert began.wait(30)
     rows = np.zeros(10_000, REQUEST)
     rows["target"] = PIPELINE
-    kept = [weakref.ref(rows)]
+    references = [weakref.ref(rows)]
     for _ in range(100):
         copy = rows.copy()
-        kept.append(weakref.ref(copy))
+        references.append(weakref.ref(copy))
         traced.notify(NO_TURNS, copy)
         del copy
-    assert sum(ref() is not None for ref in kept) < 30
+    assert sum(ref() is not None for ref in references) < 30
     release.set()
     while not traced.tracer._background.submit(caught_up.set):  # it is full still
         os.sched_yield()
@@ -429,7 +429,7 @@ def test_the_file_is_not_rotated_where_that_is_off(tmp_path: Path, keeps: dict[s
     assert [path.name for path in tmp_path.iterdir()] == ["pipeline.tracer"]
 
 
-def test_a_file_that_cannot_be_written_is_told_at_the_start(tmp_path: Path):
+def test_an_unwritable_file_is_an_error_at_the_start(tmp_path: Path):
     (tmp_path / "logs").write_text("a file")
     tracer = Tracer(GRAPH, state, TracerFiles(tmp_path / "logs" / "pipeline.tracer"))
     with pytest.raises(InitError, match=r"dag\.tracer: cannot write .*SERVING_LOG_PATH"):
@@ -457,17 +457,17 @@ def test_the_benchmark_file_has_the_figures_of_the_last_interval(tmp_path: Path)
     traced.tick(2)
     traced.tick()
     traced.tracer.close()
-    found = yaml.safe_load(benchmark.read_text())
-    assert found["uci"] == pytest.approx(
+    safe_load = yaml.safe_load(benchmark.read_text())
+    assert safe_load["uci"] == pytest.approx(
         {"count": 2, "in": 505.5, "prep": 1.0, "midp": 5.0, "postp": 2.0, "out": 1.0}, abs=0.01
     )
     tail = dict.fromkeys(("80", "90", "95", "99"), 2.0)
-    assert found["DAG"] == pytest.approx(
+    assert safe_load["DAG"] == pytest.approx(
         {"query_count": 5, "qps": 2.5, "succ": 0.8, "avg": 0.400008}
         | dict.fromkeys(("50", "60", "70"), 0.00001)
         | tail
     )
-    assert list(found) == ["uci", "DAG"]
+    assert list(safe_load) == ["uci", "DAG"]
 
 
 def test_names_of_any_kind_are_keys_of_the_benchmark_file(tmp_path: Path):
@@ -478,15 +478,15 @@ def test_names_of_any_kind_are_keys_of_the_benchmark_file(tmp_path: Path):
     tracer.start()
     tracer.notify(turns_of(*(turn(1, op=n) for n in range(4))), NO_REQUESTS)
     tracer.close()
-    found = yaml.safe_load((tmp_path / "benchmark.log").read_text())
-    assert list(found)[:3] == names[:3]
-    assert list(found)[3].startswith("中")
+    safe_load = yaml.safe_load((tmp_path / "benchmark.log").read_text())
+    assert list(safe_load)[:3] == names[:3]
+    assert list(safe_load)[3].startswith("中")
 
 
 @pytest.mark.parametrize(
     ("flag", "is_wanted"), [(None, False), ("0", False), ("", False), ("1", True), (" 1 ", True)]
 )
-def test_the_benchmark_file_is_asked_for_by_a_flag(
+def test_a_flag_enables_the_benchmark_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str | None, is_wanted: bool
 ):
     monkeypatch.chdir(tmp_path)
@@ -500,7 +500,7 @@ def test_the_benchmark_file_is_asked_for_by_a_flag(
     )
 
 
-def test_each_copy_of_a_server_has_files_of_its_own(tmp_path: Path):
+def test_each_replica_of_a_server_has_its_own_files(tmp_path: Path):
     log = LogConfig(max_bytes=7, backup_count=1)
     flags = {"FLAGS_profile_pipeline": "1"}
     files = [tracer_files(tmp_path, log, copy, flags) for copy in (None, 0, 1)]

@@ -13,7 +13,7 @@ def test_the_file_is_an_array_after_each_write(tmp_path):
     file = TraceFile(str(path))
     for count in (1, 2, 3):
         file.append(b'{"id":%d}' % count)
-        assert [each["id"] for each in json.loads(path.read_bytes())] == [1, 2, 3][:count]
+        assert [item["id"] for item in json.loads(path.read_bytes())] == [1, 2, 3][:count]
     file.write_next(b"1")
     file.write_next(b"2,3")
     file.close()
@@ -21,10 +21,10 @@ def test_the_file_is_an_array_after_each_write(tmp_path):
     assert json.loads((tmp_path / "traces.1").read_bytes()) == [2, 3]
 
 
-def test_a_file_that_cannot_be_written_is_told_once(tmp_path, caplog):
+def test_an_unwritable_file_is_logged_once(tmp_path, caplog):
     file = TraceFile(str(tmp_path / "no" / "traces"))
     file.append(b"1")
     file.append(b"2")
     file.close()
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told.endswith("No such file or directory")
+    (reported,) = [record.getMessage() for record in caplog.records]
+    assert reported.endswith("No such file or directory")

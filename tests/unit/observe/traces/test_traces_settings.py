@@ -11,13 +11,13 @@ from pipeline.observe.traces.traces import TraceRegister, TraceSampler
 ON = RequestTracesConfig(file="f", level=("TIMESTAMPS",), rate=1)
 
 
-def taken(sampler, requests):
+def choices(sampler, requests):
     return [sampler.is_next() for _ in range(requests)]
 
 
 def test_every_so_many_th_request_is_traced_until_there_are_enough():
     sampler = TraceSampler(RequestTracesConfig(file="f", level=("TIMESTAMPS",), rate=3, count=2))
-    assert taken(sampler, 10) == [False, False, True] * 2 + [False] * 4
+    assert choices(sampler, 10) == [False, False, True] * 2 + [False] * 4
     assert sampler.settings.count == 0
     assert sampler.is_off
 
@@ -30,12 +30,12 @@ def test_every_so_many_th_request_is_traced_until_there_are_enough():
         (RequestTracesConfig(level=("TENSORS",)), "trace file name is not given"),
     ],
 )
-def test_what_means_nothing_traces_nothing(settings, fault):
+def test_invalid_settings_trace_no_request(settings, fault):
     assert settings.fault == fault
-    assert taken(TraceSampler(settings), 3) == [False] * 3
+    assert choices(TraceSampler(settings), 3) == [False] * 3
 
 
-def test_a_model_has_what_it_says_and_else_what_all_have():
+def test_a_model_inherits_settings_that_it_does_not_have():
     register = TraceRegister(ON)
     register.change("m", {"rate": 12, "log_frequency": 34})
     register.change("", {"rate": 56, "count": 78, "level": ()})
@@ -50,14 +50,14 @@ def test_a_model_has_what_it_says_and_else_what_all_have():
     assert register.sampler("m") is register.sampler()
 
 
-def test_a_change_that_is_refused_changes_nothing():
+def test_a_refused_change_has_no_effect():
     register = TraceRegister(ON)
     with pytest.raises(ConfigError, match="sample rate must be non-zero"):
         register.change("m", {"rate": 0})
     assert register.sampler("m") is register.sampler()
 
 
-def test_settings_that_are_over_are_told():
+def test_replaced_settings_are_returned():
     register = TraceRegister(ON)
     first = register.sampler()
     assert register.change("m", {"rate": 2}) == []
@@ -70,8 +70,8 @@ def test_settings_that_are_over_are_told():
 
 def test_a_file_is_full_by_the_frequency_and_with_the_last_trace():
     often = TraceSampler(RequestTracesConfig("f", ("TIMESTAMPS",), 1, -1, 2))
-    taken(often, 5)
+    choices(often, 5)
     assert [often.is_file_full() for _ in range(5)] == [False, True, False, True, False]
     few = TraceSampler(RequestTracesConfig("f", ("TIMESTAMPS",), 1, 2))
-    assert taken(few, 2) == [True, True]
+    assert choices(few, 2) == [True, True]
     assert [few.is_file_full() for _ in range(2)] == [False, True]

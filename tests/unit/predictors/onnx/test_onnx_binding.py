@@ -49,7 +49,7 @@ def scalar(value):
     return np.array(value, np.float32)
 
 
-def test_outputs_come_in_the_order_of_their_names_whatever_their_size():
+def test_outputs_have_the_order_of_their_names_at_any_size():
     run = BoundRunner(shifted(), HERE)
     for count in (1, 3, 0, 2):
         z, y = run(["z", "y"], {"x": rows(count, 1), "shift": scalar(2)})
@@ -57,7 +57,7 @@ def test_outputs_come_in_the_order_of_their_names_whatever_their_size():
         assert y.tolist() == rows(count, 3).tolist()
 
 
-def test_an_output_may_be_asked_for_twice():
+def test_an_output_may_be_requested_twice():
     first, z, second = BoundRunner(shifted(), HERE)(
         ["y", "z", "y"], {"x": rows(1), "shift": scalar(2)}
     )
@@ -65,7 +65,7 @@ def test_an_output_may_be_asked_for_twice():
     assert z.tolist() == [[0, 0]]
 
 
-def test_arrays_need_be_neither_contiguous_nor_writable():
+def test_arrays_may_be_strided_and_read_only():
     run = BoundRunner(shifted(), HERE)
     x = np.arange(12, dtype=np.float32).reshape(2, 6).T[::2]
     x.flags.writeable = False
@@ -73,7 +73,7 @@ def test_arrays_need_be_neither_contiguous_nor_writable():
     assert y.tolist() == (x + 1).tolist()
 
 
-def test_results_stay_as_they_are_when_the_model_runs_again():
+def test_results_do_not_change_when_the_model_runs_again():
     run = BoundRunner(shifted(), HERE)
     (first,) = run(["y"], {"x": rows(2, 1), "shift": scalar(0)})
     run(["y"], {"x": rows(2, 5), "shift": scalar(0)})
@@ -117,9 +117,7 @@ def test_inputs_are_bound_from_the_host_and_outputs_to_the_card():
         (None, FLOAT32, BFLOAT16, ValueRunner),
     ],
 )
-def test_a_session_runs_plainly_unless_a_card_or_a_dtype_asks_for_more(
-    memory, input_dtype, output_dtype, kind
-):
+def test_a_gpu_or_an_unusual_dtype_selects_another_runner(memory, input_dtype, output_dtype, kind):
     session = FakeSession({}, [], None, {})
     signature = ModelSignature(
         "toy.onnx",
@@ -141,7 +139,7 @@ def test_an_onnxruntime_that_takes_no_bfloat16_is_refused_at_start():
         ValueRunner(runtime, FakeSession({}, [], None, {}), signature)
 
 
-def test_a_scalar_beside_bfloat16_stays_a_scalar():
+def test_a_scalar_next_to_bfloat16_remains_a_scalar():
     session = session_of(
         build(
             [

@@ -21,7 +21,7 @@ def path(tmp_path):
     return tmp_path / "toy.onnx"
 
 
-def one_node(kind, domain="", element_type=FLOAT, **versions):
+def model_of_node(kind, domain="", element_type=FLOAT, **versions):
     return build(
         [helper.make_node(kind, ["x"], ["y"], domain=domain)],
         [value_info("x", element_type, ["n", 2])],
@@ -50,21 +50,27 @@ MODEL = with_weights().SerializeToString()
         (bytes(1000), "is not an ONNX file, or is cut short"),
         (MODEL[: len(MODEL) // 2], "is not an ONNX file, or is cut short"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n", "git lfs pull"),
-        (one_node("Identity", ir_version=99), r"ir_version is 99.*up to \d+: upgrade onnxruntime"),
-        (one_node("Identity", opsets={"": 99}), r"opset is 99.*up to \d+: upgrade onnxruntime"),
-        (one_node("Nonsense"), "opset 21.*has no operator Nonsense: upgrade"),
         (
-            one_node("Private", "my.domain", opsets={"": 17, "my.domain": 1}),
+            model_of_node("Identity", ir_version=99),
+            r"ir_version is 99.*up to \d+: upgrade onnxruntime",
+        ),
+        (
+            model_of_node("Identity", opsets={"": 99}),
+            r"opset is 99.*up to \d+: upgrade onnxruntime",
+        ),
+        (model_of_node("Nonsense"), "opset 21.*has no operator Nonsense: upgrade"),
+        (
+            model_of_node("Private", "my.domain", opsets={"": 17, "my.domain": 1}),
             "has no operator my.domain:Private: export",
         ),
         (
-            one_node("Sqrt", element_type=TensorProto.BFLOAT16),
+            model_of_node("Sqrt", element_type=TensorProto.BFLOAT16),
             "has no Sqrt for the types that the model gives it on this device",
         ),
     ],
     ids=["text", "empty", "zeros", "half", "lfs", "ir", "opset", "operator", "domain", "types"],
 )
-def test_a_file_that_cannot_be_loaded_is_refused_by_its_path_and_why(path, content, said):
+def test_a_file_that_cannot_be_loaded_is_an_error_with_path_and_reason(path, content, said):
     path.write_bytes(content)
     with pytest.raises(InitError, match=rf"model_config: cannot load {path}: .*{said}"):
         load(OnnxModel(path), CPU)
@@ -104,7 +110,7 @@ def test_weights_that_are_cut_short_are_named(path):
         ("Please install TensorRT libraries as mentioned", "have libnvinfer in LD_LIBRARY_PATH"),
     ],
 )
-def test_known_complaints_are_explained_and_quoted(path, text, said):
+def test_known_errors_are_explained_and_quoted(path, text, said):
     path.write_bytes(MODEL)
     explained = why_it_does_not_load(path, RuntimeError(text))
     assert re.search(said, explained)

@@ -20,7 +20,7 @@ def path(tmp_path):
     return tmp_path / "toy.onnx"
 
 
-def test_scalars_are_told_from_tensors_of_any_rank(path):
+def test_scalars_are_distinguished_from_tensors_of_any_rank(path):
     names = {"scalar": [], "any": None, "row": ["n"]}
     nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in names]
     ends = [[value_info(name + end, FLOAT, names[name]) for name in names] for end in ("", "_out")]
@@ -33,7 +33,7 @@ def test_scalars_are_told_from_tensors_of_any_rank(path):
     assert scalars_of(path.parent / "missing") == frozenset()
 
 
-def test_a_scalar_text_comes_and_goes(path):
+def test_a_scalar_text_is_fed_and_fetched(path):
     predictor = load(identity(path, TensorProto.STRING, []), CPU)
     for text in ("a", np.array("a"), np.array(b"a", object)):
         answer = predictor.predict({"x": text})["y"]
@@ -87,7 +87,7 @@ def test_a_value_that_the_model_has_may_be_overridden(path):
     assert predictor.predict({"x": x, "w": [5, 6]})["y"].tolist() == [[5, 6]]
 
 
-def test_the_texts_about_odd_types_say_what_helps(path):
+def test_errors_about_unsupported_types_give_advice(path):
     sequence = helper.make_tensor_sequence_value_info
     node = helper.make_node("SequenceConstruct", ["x"], ["list"])
     x, out = value_info("x", FLOAT, ["n"]), sequence("list", FLOAT, None)

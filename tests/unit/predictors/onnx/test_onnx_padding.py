@@ -35,7 +35,7 @@ def test_runs_have_one_size_and_answers_the_rows_that_were_fed():
     assert [fed["x"][0] for fed in ran] == [4, 4, 4, 8, 8, 0]
 
 
-def test_what_has_no_batch_is_left_alone():
+def test_tensors_without_a_batch_are_not_padded():
     ran = []
     inputs = [TensorSpec("x", F32, ("n",)), TensorSpec("scale", F32, (3,))]
     run = padded(ran, inputs, [TensorSpec("y", F32, (4,))])
@@ -44,7 +44,7 @@ def test_what_has_no_batch_is_left_alone():
     assert len(y) == 4  # it is fixed: no row of a batch
 
 
-def test_inputs_of_several_sizes_are_fed_as_they_are():
+def test_inputs_of_several_sizes_are_fed_unchanged():
     ran = []
     inputs = [TensorSpec("x", F32, ("n",)), TensorSpec("boxes", F32, ("m",))]
     run = padded(ran, inputs, [TensorSpec("y", F32, ("n",))])

@@ -36,7 +36,7 @@ def check(landed, placement, device_type=DeviceType.GPU, card=0, **keys):
     check_session(plan, FakeSession({}, landed, placement, {}))
 
 
-def test_a_session_that_landed_elsewhere_is_refused():
+def test_a_session_on_another_provider_is_refused():
     with pytest.raises(InitError, match=r"could not set up CUDA\w+ and would run on CPU.*device_t"):
         check([HOST], None)
     with pytest.raises(InitError, match=r"could not set up Tensorrt.*or set device_type: 1"):
@@ -63,7 +63,7 @@ def test_openvino_that_leaves_all_to_the_cpu_is_refused():
 @pytest.mark.parametrize(
     ("on_cpu", "level"), [(["Shape"], "INFO"), (["Shape", "TopK", "NonZero"], "WARNING")]
 )
-def test_what_runs_on_the_cpu_is_named_and_warned_about_if_it_is_half(caplog, on_cpu, level):
+def test_nodes_on_the_cpu_are_logged_and_half_of_them_is_a_warning(caplog, on_cpu, level):
     caplog.set_level("INFO")
     check([CUDA, HOST], {CUDA: ["Conv", "Conv", "Relu"], HOST: on_cpu})
     (record,) = caplog.records
@@ -85,7 +85,7 @@ def test_a_model_that_was_computed_when_it_was_loaded_may_run_anywhere():
     check([CUDA, HOST], {})
 
 
-def test_an_older_onnxruntime_that_does_not_tell_is_believed(caplog):
+def test_an_older_onnxruntime_without_placement_is_accepted(caplog):
     check([CUDA, HOST], None)
     assert caplog.text == ""
 
@@ -98,7 +98,7 @@ def test_int8_by_tensorrt_needs_a_quantised_model_or_a_table():
     check(landed, quantised, DeviceType.TENSORRT, precision="int8")
 
 
-def test_a_session_for_a_card_is_told_to_keep_where_its_nodes_run():
+def test_a_session_for_a_gpu_records_its_placement():
     runtime = FakeRuntime([CUDA, HOST], placement={CUDA: ["Relu"]})
     load(OnnxModel("m.onnx"), GPU, runtime)
     assert runtime.session.options.entries[RECORD_PLACEMENT] == "1"
@@ -110,7 +110,7 @@ def test_a_session_for_a_card_is_told_to_keep_where_its_nodes_run():
     not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"),
     reason="onnxruntime before 1.24 does not tell",
 )
-def test_what_the_real_onnxruntime_tells_is_understood(tmp_path, caplog):
+def test_the_placement_of_the_real_onnxruntime_is_parsed(tmp_path, caplog):
     model = identity(tmp_path / "m.onnx", FLOAT)
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(RECORD_PLACEMENT, "1")

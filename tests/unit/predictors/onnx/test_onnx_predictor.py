@@ -81,7 +81,7 @@ def test_it_is_called_as_scripts_of_the_predecessor_call_it(arithmetic):
     assert {name: value.tolist() for name, value in result.items()} == {"difference": [[0, 1, 2]]}
 
 
-def test_the_fetch_list_is_the_default_and_a_call_may_ask_for_other_outputs(arithmetic, path):
+def test_the_fetch_list_is_the_default_and_a_call_may_fetch_other_outputs(arithmetic, path):
     predictor = load(OnnxModel(path, fetch_list=["difference"]), CPU)
     feed = {"a": rows([1, 2, 3]), "b": rows([1, 1, 1])}
     assert predictor.fetch_names == ("difference",)
@@ -89,7 +89,7 @@ def test_the_fetch_list_is_the_default_and_a_call_may_ask_for_other_outputs(arit
     assert list(predictor.predict(feed, ["difference", "sum"])) == ["difference", "sum"]
 
 
-def test_a_fetch_list_that_the_model_does_not_have_is_refused_at_start(arithmetic, path):
+def test_an_unknown_name_in_the_fetch_list_is_refused_at_the_start(arithmetic, path):
     with pytest.raises(InitError, match=r"toy\.onnx.*fetch_list.*'price'"):
         load(OnnxModel(path, fetch_list=["price"]), CPU)
 
@@ -113,7 +113,7 @@ def test_a_wrong_feed_is_refused_before_the_run(arithmetic):
         predictor.predict({"a": rows([1, 2, 3]), "b": rows([1, 2, 3])}, ["price"])
 
 
-def test_a_model_that_fails_is_an_error_with_its_name_and_the_next_run_works(path):
+def test_a_failing_model_is_an_error_with_its_name_and_the_next_run_works(path):
     predictor = load(gather(path), CPU)
     with pytest.raises(PredictorError, match=r"\[toy\.onnx\] the model failed: .*out of") as caught:
         predictor.predict({"index": np.array([7])})
@@ -152,7 +152,7 @@ def test_a_failing_model_writes_nothing_to_the_console(path, capfd):
         (TensorProto.BOOL, np.bool_),
     ],
 )
-def test_every_element_type_goes_in_and_comes_out(path, element_type, dtype):
+def test_each_element_type_is_fed_and_fetched(path, element_type, dtype):
     predictor = load(identity(path, element_type), CPU)
     x = np.array([[0, 1], [1, 0], [1, 1]], dtype)
     for value in (x, x[::2], x.T.copy().T, x[:0]):
@@ -161,13 +161,13 @@ def test_every_element_type_goes_in_and_comes_out(path, element_type, dtype):
         assert y.astype(float).tolist() == value.astype(float).tolist()
 
 
-def test_text_goes_in_and_comes_out(path):
+def test_text_is_fed_and_fetched(path):
     predictor = load(identity(path, TensorProto.STRING, ("n",)), CPU)
     for value in (["a", "größe", ""], np.array(["a", "größe", ""]), np.array([b"a", "größe", b""])):
         assert predictor.predict({"x": value})["y"].tolist() == ["a", "größe", ""]
 
 
-def test_a_bfloat16_input_may_stand_beside_other_inputs_and_text_outputs(path):
+def test_a_bfloat16_input_works_with_other_inputs_and_text_outputs(path):
     model = save(
         path,
         [
@@ -184,7 +184,7 @@ def test_a_bfloat16_input_may_stand_beside_other_inputs_and_text_outputs(path):
     assert result["label"].tolist() == "größe"
 
 
-def test_text_cannot_be_fed_beside_bfloat16(path):
+def test_text_and_bfloat16_inputs_are_refused_together(path):
     model = save(
         path,
         [helper.make_node("Identity", ["t"], ["u"]), helper.make_node("Identity", ["h"], ["i"])],
@@ -204,12 +204,12 @@ def test_a_bfloat16_answer_outlives_its_session(path):
 
 
 @pytest.mark.parametrize("shape", [(), None])
-def test_a_scalar_and_an_unknown_rank_are_fed_as_they_are(path, shape):
+def test_a_scalar_and_an_unknown_rank_are_fed_unchanged(path, shape):
     predictor = load(identity(path, FLOAT, shape), CPU)
     assert predictor.predict({"x": np.array(3, np.float32)})["y"].tolist() == 3
 
 
-def test_an_output_that_is_no_tensor_is_refused_unless_it_is_not_fetched(path):
+def test_an_output_that_is_not_a_tensor_is_refused_if_it_is_fetched(path):
     model = save(
         path,
         [
@@ -229,7 +229,7 @@ def test_an_output_that_is_no_tensor_is_refused_unless_it_is_not_fetched(path):
     assert predictor.predict({"x": rows([1, 2])})["y"].tolist() == [[1, 2]]
 
 
-def test_a_file_that_is_no_model_is_refused_by_its_path(path):
+def test_an_invalid_model_file_is_an_error_with_its_path(path):
     path.write_bytes(b"not a model")
     with pytest.raises(InitError, match=rf"model_config: cannot load {path}"):
         load(OnnxModel(path), CPU)
@@ -248,7 +248,7 @@ def test_threads_share_one_session(arithmetic):
     assert wrong == []
 
 
-def test_a_closed_predictor_says_so_and_may_be_closed_again(arithmetic):
+def test_a_closed_predictor_raises_and_may_be_closed_again(arithmetic):
     predictor = load(arithmetic, CPU)
     predictor.close()
     predictor.close()
@@ -256,12 +256,12 @@ def test_a_closed_predictor_says_so_and_may_be_closed_again(arithmetic):
         predictor.predict({"a": rows([1, 2, 3]), "b": rows([1, 2, 3])})
 
 
-def test_a_precision_that_an_onnx_file_cannot_be_given_is_warned_about(arithmetic, path, caplog):
+def test_a_precision_that_does_not_apply_to_a_file_is_a_warning(arithmetic, path, caplog):
     load(OnnxModel(path, precision="fp16"), CPU)
     assert "precision: fp16 has no effect" in caplog.text
 
 
-def test_without_onnxruntime_the_error_says_what_to_install(arithmetic, monkeypatch):
+def test_without_onnxruntime_the_error_names_the_package(arithmetic, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(InitError, match=r"pip install 'pipeline-serving\[onnx\]'"):
         load(arithmetic, CPU)
@@ -269,9 +269,7 @@ def test_without_onnxruntime_the_error_says_what_to_install(arithmetic, monkeypa
         load(arithmetic, Device(DeviceType.GPU, 0))
 
 
-def test_onnxruntime_is_not_asked_to_report_our_use_unless_the_user_says_so(
-    arithmetic, monkeypatch
-):
+def test_telemetry_of_onnxruntime_is_off_unless_the_user_enables_it(arithmetic, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # nothing is loaded in this test
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
     with pytest.raises(InitError):
@@ -283,7 +281,7 @@ def test_onnxruntime_is_not_asked_to_report_our_use_unless_the_user_says_so(
     assert os.environ["ORT_DISABLE_TELEMETRY"] == "0"
 
 
-def test_a_card_is_asked_for_by_its_number():
+def test_a_gpu_is_selected_by_its_number():
     runtime = FakeRuntime([CUDA, HOST])
     predictor = load(OnnxModel("m.onnx"), Device(DeviceType.GPU, 3), runtime)
     (first, options), *others = runtime.session.providers
@@ -295,12 +293,12 @@ def test_a_card_is_asked_for_by_its_number():
 @pytest.mark.parametrize(
     ("available", "landed"), [([HOST], [HOST]), ([CUDA, HOST], [HOST])], ids=["build", "session"]
 )
-def test_a_card_that_is_not_there_is_an_error_and_never_the_cpu(available, landed):
+def test_a_missing_gpu_is_an_error_and_never_falls_back_to_the_cpu(available, landed):
     with pytest.raises(InitError, match=r"devices: GPU 1 was asked for.*CPUExecutionProvider"):
         load(OnnxModel("m.onnx"), Device(DeviceType.GPU, 1), FakeRuntime(available, landed))
 
 
-def test_a_card_is_refused_by_the_real_runtime_of_a_machine_without_one(arithmetic, path):
+def test_the_real_runtime_refuses_a_gpu_on_a_machine_without_one(arithmetic, path):
     with pytest.raises(InitError, match="GPU 0 was asked for"):
         load_local_predictor(OnnxModel(path, devices="0"))
 
@@ -335,7 +333,7 @@ def test_on_the_cpu_threads_are_as_configured_and_do_not_spin(kind):
 
 
 @pytest.mark.parametrize("mem_optim", [True, False])
-def test_mem_optim_decides_whether_memory_is_planned_and_kept(mem_optim):
+def test_mem_optim_sets_memory_planning_and_arena(mem_optim):
     runtime = FakeRuntime([HOST])
     load(OnnxModel("m.onnx", mem_optim=mem_optim), CPU, runtime)
     options = runtime.session.options

@@ -52,7 +52,7 @@ def test_an_arm_cpu_is_a_cpu_where_the_compute_library_is_not():
     assert names(plan(DeviceType.ARM_CPU, offered=[HOST])) == [HOST]
 
 
-def test_a_device_of_which_onnxruntime_knows_nothing_is_refused_by_its_key():
+def test_a_device_unknown_to_onnxruntime_is_refused_with_its_key():
     with pytest.raises(InitError, match=r"device_type: 4 \(KUNLUN_XPU\) is not supported"):
         plan(DeviceType.KUNLUN_XPU, 0)
 
@@ -67,7 +67,7 @@ def test_a_device_of_which_onnxruntime_knows_nothing_is_refused_by_its_key():
         (DeviceType.ASCEND310, [CUDA, HOST], "Ascend card 1 .*not CANN.*onnxruntime-cann"),
     ],
 )
-def test_a_build_without_the_provider_is_refused_with_what_to_install(device_type, offered, said):
+def test_a_build_without_the_provider_is_refused_with_the_package(device_type, offered, said):
     with pytest.raises(InitError, match=said):
         plan(device_type, 1, offered)
 
@@ -83,14 +83,14 @@ def test_use_mkldnn_asks_for_openvino_on_one_s_own_threads(device_type):
     }
 
 
-def test_use_mkldnn_takes_a_build_with_onednn_where_there_is_no_openvino():
+def test_use_mkldnn_selects_onednn_without_openvino():
     asked = plan(DeviceType.CPU, offered=[ONEDNN, HOST], use_mkldnn=True, precision="bf16")
     assert asked.providers == ((ONEDNN, {}), (HOST, {}))
     assert asked.main == ONEDNN
     assert "precision: bf16 has no effect" in asked.warnings[0]
 
 
-def test_use_mkldnn_without_either_is_refused_with_what_to_install_or_set():
+def test_use_mkldnn_without_onednn_and_openvino_is_refused_with_advice():
     with pytest.raises(InitError, match=r"use_mkldnn: True.*onnxruntime-openvino.*use_mkldnn: F"):
         plan(DeviceType.CPU, offered=[HOST], use_mkldnn=True)
 
@@ -103,7 +103,7 @@ def test_lists_of_operators_for_onednn_are_warned_about():
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "int8"])
 @pytest.mark.parametrize(("device_type", "card"), [(DeviceType.CPU, None), (DeviceType.GPU, 0)])
-def test_a_precision_that_a_file_cannot_be_given_is_warned_about(device_type, card, precision):
+def test_a_precision_that_does_not_apply_is_a_warning(device_type, card, precision):
     (warning,) = plan(device_type, card, precision=precision).warnings
     assert f"precision: {precision} has no effect" in warning
 
@@ -118,7 +118,7 @@ def test_a_precision_that_a_file_cannot_be_given_is_warned_about(device_type, ca
         ("fp32", True, "f32", False),
     ],
 )
-def test_openvino_is_only_given_hints_that_it_follows(
+def test_openvino_gets_only_supported_hints(
     monkeypatch, precision, processor_has_it, hint, is_warned_about
 ):
     monkeypatch.setattr(onnx_providers, "has_bfloat16", lambda: processor_has_it)
@@ -131,7 +131,7 @@ def test_openvino_is_only_given_hints_that_it_follows(
     ("flags", "expected"),
     [("fpu avx512_bf16 sse", True), ("asimd bf16", True), ("fpu avx512f amx_tile", False)],
 )
-def test_whether_the_processor_has_bfloat16_stands_in_its_flags(tmp_path, flags, expected):
+def test_bfloat16_is_detected_from_the_flags_of_the_processor(tmp_path, flags, expected):
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t: {flags}\n")
     assert has_bfloat16(tmp_path / "cpuinfo") is expected
     assert not has_bfloat16(tmp_path / "none")

@@ -115,7 +115,7 @@ tensor_shapes = st.lists(st.integers(1, 2**31), min_size=1, max_size=6)
 
 
 @given(st.dictionaries(tensor_names, tensor_shapes, min_size=1, max_size=4))
-def test_a_profile_says_the_shapes_that_it_was_given(given_shapes):
+def test_a_profile_has_the_configured_shapes(given_shapes):
     chosen = options(dynamic_shapes=shapes(given_shapes, given_shapes, given_shapes))
     assert read_profile(chosen["trt_profile_opt_shapes"]) == given_shapes
 
@@ -123,7 +123,7 @@ def test_a_profile_says_the_shapes_that_it_was_given(given_shapes):
 @pytest.mark.parametrize(
     ("table", "is_native"), [("calibration.flatbuffers", 0), ("calibration.cache", 1)]
 )
-def test_use_calib_takes_the_table_beside_the_model(path, table, is_native):
+def test_use_calib_reads_the_table_next_to_the_model(path, table, is_native):
     (path.parent / table).touch()
     chosen = tensorrt_options(OnnxModel(path, precision="int8", use_calib=True), 0)
     assert chosen["trt_int8_calibration_table_name"] == str(path.parent / table)
@@ -148,7 +148,7 @@ def test_engines_have_a_folder_that_is_the_user_s_alone(path, cache):
     assert engine_folder(path, {"a": 1}, "1.20") == folder
 
 
-def test_the_cache_is_in_the_home_where_xdg_says_nothing(path, tmp_path, monkeypatch):
+def test_without_xdg_the_cache_is_in_the_home_folder(path, tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     folder = engine_folder(path, {}, "")
@@ -167,7 +167,7 @@ def test_other_options_and_another_onnxruntime_have_another_folder(path, keys, v
     assert engine_folder(path, keys, version) != engine_folder(path, {"a": 1}, "1.20")
 
 
-def test_weights_beside_the_model_count_as_the_model(path):
+def test_external_weights_belong_to_the_key_of_the_cache(path):
     model = build(
         [helper.make_node("Add", ["x", "w"], ["y"])],
         [value_info("x", FLOAT, ["n", 2])],
@@ -184,7 +184,7 @@ def test_weights_beside_the_model_count_as_the_model(path):
     assert engine_folder(path, {}, "") != before
 
 
-def test_engines_that_cannot_be_kept_are_a_warning(path, tmp_path, monkeypatch, caplog):
+def test_engines_that_cannot_be_cached_are_a_warning(path, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert engine_folder(path, {}, "") is None
@@ -201,7 +201,7 @@ def is_locked(folder):
         return False
 
 
-def test_one_at_a_time_builds_and_gives_way_even_when_it_fails(path):
+def test_one_process_builds_at_a_time_and_unlocks_after_a_failure(path):
     folder = engine_folder(path, {}, "")
     with contextlib.suppress(RuntimeError), building(folder):
         assert is_locked(folder)
@@ -209,7 +209,7 @@ def test_one_at_a_time_builds_and_gives_way_even_when_it_fails(path):
     assert not is_locked(folder)
 
 
-def test_without_a_folder_there_is_nothing_to_wait_for():
+def test_without_a_folder_there_is_no_lock():
     with building(None):
         pass
 
@@ -244,7 +244,7 @@ def test_a_model_keeps_its_engines_and_builds_them_alone(path, cache):
     assert runtime.locked == [True, True, False]  # made, warmed up; then requests
 
 
-def test_a_model_whose_engines_cannot_be_kept_runs_all_the_same(path, tmp_path, monkeypatch):
+def test_a_model_without_cached_engines_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(path))
     runtime = FakeRuntime([TENSORRT, CUDA, HOST])
     load(OnnxModel(path), Device(DeviceType.TENSORRT, 1), runtime)

@@ -33,13 +33,13 @@ def test_a_lone_dynamic_dimension_is_a_batch_of_one(shape, expected):
     assert shapes == ({} if expected is None else {"x": expected})
 
 
-def test_a_usual_shape_is_taken_as_it_is():
+def test_a_configured_shape_is_used_unchanged():
     assert warm_up_shapes([spec("x", "n", 3, "h", "w")], {"x": [2, 3, 32, 64]}) == {
         "x": (2, 3, 32, 64)
     }
 
 
-def test_named_dimensions_are_as_large_as_in_the_inputs_that_are_told():
+def test_named_dimensions_have_the_size_of_the_configured_inputs():
     inputs = [
         spec("mask", "batch", "length"),
         spec("state", 2, "batch", 128),
@@ -52,7 +52,7 @@ def test_named_dimensions_are_as_large_as_in_the_inputs_that_are_told():
     }
 
 
-def test_a_shape_that_is_no_input_s_is_ignored():
+def test_the_shape_of_an_unknown_input_is_ignored():
     assert warm_up_shapes([spec("x", "n")], {"inner.tensor_0": [1, 2]}) == {"x": (1,)}
 
 
@@ -86,7 +86,7 @@ def test_text_is_empty():
     assert model.calls[0][1]["x"].tolist() == [""]
 
 
-def test_without_all_shapes_there_is_no_run_and_a_word_about_it(caplog):
+def test_without_all_shapes_there_is_no_warm_up_but_a_log_line(caplog):
     caplog.set_level("INFO")
     model = Model(spec("words", "n", "length"), spec("x", "n"))
     assert not warm_up(model, model.signature, {})
@@ -105,7 +105,7 @@ def test_a_model_that_refuses_zeros_is_a_warning(caplog):
 
 
 @pytest.mark.parametrize("shape", [[-1, 3], ["n", 3]])
-def test_a_usual_shape_that_is_none_is_a_warning(shape, caplog):
+def test_an_invalid_configured_shape_is_a_warning(shape, caplog):
     model = Model(spec("x", "n", 3))
     assert not warm_up(model, model.signature, {"x": shape})
     assert model.calls == []

@@ -16,7 +16,7 @@ from pipeline.predictors.paddle.predictor import preserve_process_state
 
 
 @pytest.fixture
-def got_sigterm():
+def sigterms():
     got = []
     before = signal.signal(signal.SIGTERM, lambda *_: got.append(True))
     yield got
@@ -30,19 +30,19 @@ def take_signals():
     libc.signal(int(signal.SIGTERM), signal.SIG_IGN.value)
 
 
-def test_handlers_of_signals_are_put_back(got_sigterm):
+def test_handlers_of_signals_are_put_back(sigterms):
     with preserve_process_state():
         take_signals()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert got_sigterm == [True]
+    assert sigterms == [True]
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
-def test_a_signal_that_comes_meanwhile_is_not_lost(got_sigterm):
+def test_a_signal_during_the_import_is_not_lost(sigterms):
     with preserve_process_state():
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-        assert got_sigterm == []
-    assert got_sigterm == [True]
+        assert sigterms == []
+    assert sigterms == [True]
 
 
 def test_the_root_logger_is_put_back_also_after_a_failure():

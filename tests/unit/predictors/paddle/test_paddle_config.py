@@ -49,7 +49,7 @@ def refusal(device, paddle, **keys):
     return str(caught.value)
 
 
-def test_on_the_cpu_what_is_not_configured_is_left_to_paddle():
+def test_on_the_cpu_paddle_has_its_defaults():
     config = config_of(thread_num=5)
     assert config.files == ("m/a.pdmodel", "m/a.pdiparams")
     assert config.calls == [
@@ -133,12 +133,12 @@ def test_a_precision_that_the_cpu_has_not_is_refused(keys, wanted):
     assert wanted in refusal(CPU, FakePaddle(), **keys)
 
 
-def test_a_build_without_onednn_is_refused_if_it_was_asked_for():
+def test_a_build_without_onednn_is_refused_if_it_is_configured():
     assert "built without oneDNN" in refusal(CPU, FakePaddle(heeds=False), use_mkldnn=True)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_a_gpu_is_asked_for_by_its_number_and_precision(precision):
+def test_a_gpu_is_selected_by_its_number_and_precision(precision):
     config = config_of(GPU, precision=precision)
     assert config.called("enable_use_gpu") == (100, 1, precision)
     assert "set_cpu_math_library_num_threads" not in names_of(config)
@@ -171,13 +171,13 @@ def test_a_gpu_that_paddle_does_not_take_is_never_the_cpu():
         (ASCEND, {"npu": 1}, "NPU 1 was asked for"),
     ],
 )
-def test_what_the_build_or_the_machine_lacks_is_named(device, build, wanted):
+def test_a_feature_missing_in_the_build_or_the_machine_is_named(device, build, wanted):
     text = refusal(device, FakePaddle(**build))
     assert wanted in text
     assert "\n" not in text
 
 
-def test_tensorrt_gets_its_own_precision_its_subgraphs_and_shapes_by_the_model_s_names():
+def test_tensorrt_gets_precision_subgraphs_and_shapes_with_the_models_names():
     config = config_of(
         TENSORRT,
         names={"image": "x"},
@@ -232,7 +232,7 @@ def test_int8_on_a_card_needs_tensorrt():
     assert "set device_type: 2" in refusal(GPU, FakePaddle(cuda=2), precision="int8")
 
 
-def test_an_xpu_and_an_ascend_are_asked_for_by_their_numbers():
+def test_an_xpu_and_an_ascend_are_selected_by_their_numbers():
     config = config_of(XPU)
     assert config.called("enable_xpu") == ()
     assert config.called("set_xpu_device_id") == (1,)

@@ -38,7 +38,7 @@ def test_without_a_prototxt_the_names_are_the_model_s():
     assert not face.wants_lod
 
 
-def test_with_a_prototxt_they_are_aliases_and_the_shapes_stay_the_model_s():
+def test_a_prototxt_gives_aliases_and_the_program_gives_shapes():
     given = conf([var("x", "image")], [var("z", "score")])
     face = interface("m", TWO, ["x"], ["y", "z"], given)
     assert (face.signature.feed_names, face.signature.fetch_names) == (("image",), ("score",))
@@ -57,7 +57,7 @@ def test_the_fetch_list_may_have_aliases_or_the_model_s_names():
         interface("m", TWO, ["x"], ["y", "z"], given, ["price"])
 
 
-def test_a_feed_by_the_model_s_names_becomes_one_by_aliases_and_stays_as_it_was():
+def test_a_feed_with_the_models_names_is_copied_to_aliases():
     face = interface("m", TWO, ["x"], ["y"], conf([var("x", "image")], [var("y")]))
     feed = {"x": 1, "x.lod": 2}
     assert face.by_alias(feed)["image"] == 1
@@ -111,7 +111,7 @@ def test_an_output_of_an_unknown_type_may_be_fetched():
     assert face.signature.outputs[0].shape is None
 
 
-def test_sequences_are_known_from_the_program_or_the_prototxt():
+def test_sequences_are_detected_in_the_program_or_the_prototxt():
     sequences = program(x=ProgramVar(FLOAT, (None, 2), True))
     assert interface("m", sequences, ["x"], []).wants_lod
     given = conf([var("x", is_lod=True)], [var("y")])

@@ -51,11 +51,11 @@ def test_it_is_called_as_scripts_of_the_predecessor_call_it(path):
     assert predictor.predict({"x": rows(1, 2)}, batch=False)["y"].tolist() == [[2, 4]]
 
 
-def test_it_says_that_it_holds_the_gil(path):
+def test_the_predictor_declares_that_it_holds_the_gil(path):
     assert loaded(path).holds_gil
 
 
-def test_aliases_are_read_from_the_prototxt_beside_the_model(path):
+def test_aliases_are_read_from_the_prototxt_next_to_the_model(path):
     (path.parent / "serving_server_conf.prototxt").write_text(PROTOTXT % "false")
     predictor = loaded(path)
     assert (predictor.feed_names, predictor.fetch_names) == (("image",), ("score",))
@@ -73,7 +73,7 @@ def test_offsets_go_in_and_come_out_and_do_not_stay(path):
     assert list(predictor.predict({"x": rows([1, 2])})) == ["y"]
 
 
-def test_no_memory_of_a_run_is_kept_for_its_shape(path):
+def test_memory_of_a_run_is_cleared(path):
     paddle = FakePaddle()
     predictor = loaded(path, paddle)
     runs = paddle.predictor.cleared
@@ -82,21 +82,21 @@ def test_no_memory_of_a_run_is_kept_for_its_shape(path):
         assert paddle.predictor.cleared == runs + count
 
 
-def test_the_first_run_is_made_at_start_where_the_shape_is_known(path):
+def test_the_warm_up_runs_at_the_start_if_the_shape_is_known(path):
     paddle = FakePaddle()
     loaded(path, paddle)
     assert paddle.predictor.values["x"].tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("dims", [(-1, -1), (-1, 3, -1)])
-def test_there_is_no_warm_up_where_it_is_not(tmp_path, dims):
+def test_without_a_known_shape_there_is_no_warm_up(tmp_path, dims):
     write(tmp_path, dims)
     paddle = FakePaddle()
     loaded(tmp_path / "a.json", paddle)
     assert paddle.predictor.values == {}
 
 
-def test_there_is_no_warm_up_of_sequences(path):
+def test_sequences_have_no_warm_up(path):
     (path.parent / "serving_server_conf.prototxt").write_text(PROTOTXT % "true")
     paddle = FakePaddle()
     loaded(path, paddle)
@@ -107,7 +107,7 @@ def fail(predictor):
     raise RuntimeError("out of\nmemory [Hint: buy more] (at /paddle/paddle/phi/memory.cc:44)")
 
 
-def test_a_warm_up_that_fails_is_a_warning_since_zeros_may_be_wrong(path, caplog):
+def test_a_failing_warm_up_is_a_warning(path, caplog):
     paddle = FakePaddle()
     paddle.predictor.watch = fail
     predictor = loaded(path, paddle)
@@ -225,14 +225,14 @@ def test_arrays_without_rows_do_not_reach_paddle_unasked(path):
         asked.predict({"x": nothing})
 
 
-def test_what_paddle_raises_at_start_names_the_files(path):
+def test_an_exception_of_paddle_at_the_start_names_the_files(path):
     paddle = FakePaddle()
     paddle.inference.create_predictor = fail
     with pytest.raises(InitError, match=rf"cannot load {path} with a\.pdiparams: out of memory"):
         loaded(path, paddle)
 
 
-def test_without_paddle_the_error_says_what_to_install(path, monkeypatch):
+def test_without_paddle_the_error_names_the_package(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "paddle", None)
     with pytest.raises(InitError, match=r"pip install 'pipeline-serving\[paddle\]'"):
         load(PaddleModel(path), CPU)

@@ -39,7 +39,7 @@ def file(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["a.pdmodel", "__model__"])
-def test_a_protobuf_program_says_types_shapes_sequences_and_weights(file, name):
+def test_a_protobuf_program_has_types_shapes_sequences_and_weights(file, name):
     program = read_program(
         file(
             name,
@@ -63,7 +63,7 @@ def test_a_protobuf_program_says_types_shapes_sequences_and_weights(file, name):
     assert not program.is_quantized
 
 
-def test_quantized_models_are_known_by_their_operators(file):
+def test_quantized_models_are_detected_by_their_operators(file):
     for content in (
         json_program(operator("data", "x"), {"#": "1.dequantize_linear"}),
         json_program(operator("data", "x")),
@@ -75,7 +75,7 @@ def test_quantized_models_are_known_by_their_operators(file):
     assert read_program(file("a.pdmodel", content)).is_quantized
 
 
-def test_a_json_program_says_types_shapes_and_weights(file):
+def test_a_json_program_has_types_shapes_and_weights(file):
     operators = [
         parameter("w", (3, 4)),
         operator("data", "x", "0.t_i64", (-1, 3)),
@@ -108,7 +108,7 @@ def test_a_json_program_says_types_shapes_and_weights(file):
         ("a.pdmodel", json_program()),
     ],
 )
-def test_a_file_that_is_no_program_is_refused_by_its_path(file, name, content):
+def test_an_invalid_program_is_refused_with_its_path(file, name, content):
     path = file(name, content)
     with pytest.raises(InitError, match=rf"{path} is no Paddle program: .*encrypted"):
         read_program(path)

@@ -43,7 +43,7 @@ def test_time_alone_does_not_bring_a_failed_server_back(clock: Clock) -> None:
     assert picks(policy, 2) == [1, 1]
 
 
-def test_a_server_that_answers_is_asked_again(clock: Clock) -> None:
+def test_a_server_that_answers_is_used_again(clock: Clock) -> None:
     policy = EndpointPolicy(2, clock)
     policy.failed(0)
     assert policy.answered(0)
@@ -87,21 +87,21 @@ def test_many_failures_at_once_count_as_one(clock: Clock) -> None:
     assert policy.due() == [0]
 
 
-def test_nothing_is_due_for_a_look_before_its_time(clock: Clock) -> None:
+def test_a_failed_server_is_not_probed_before_its_time(clock: Clock) -> None:
     policy = EndpointPolicy(2, clock)
     assert policy.due() == []
     policy.failed(0)
     assert policy.due() == []
 
 
-def test_nothing_is_looked_at_when_all_are_down_because_requests_try_them(clock: Clock) -> None:
+def test_without_an_available_server_none_is_probed_because_requests_try_them(clock: Clock) -> None:
     policy = EndpointPolicy(1, clock)
     policy.failed(0)
     clock.now += 10
     assert policy.due() == []
 
 
-def test_a_server_that_lets_several_calls_in_a_row_run_out_of_time_has_failed(
+def test_a_server_with_several_timeouts_in_a_row_has_failed(
     clock: Clock,
 ) -> None:
     policy = EndpointPolicy(2, clock)

@@ -45,7 +45,7 @@ def answer(*tensors: Tensor) -> Response:
     return Response(outputs=[ModelOutput(tensor=tensors, engine_name="general_infer_0")])
 
 
-def asked(model: GeneralModelPredictor, *arguments: Any, **options: Any) -> Request:
+def request_of(model: GeneralModelPredictor, *arguments: Any, **options: Any) -> Request:
     """The request as it arrives at the server."""
     return Request.FromString(model.request(*arguments, **options))
 
@@ -58,7 +58,7 @@ def only(request: Request) -> Tensor:
 # --- as the genuine client ------------------------------------------------------------------
 
 
-def test_a_request_is_the_one_of_the_genuine_client():
+def test_a_request_equals_that_of_the_original_client():
     frame = frame_of("real Paddle Serving client", "c2s")
     feed = {"x": np.arange(26, dtype=np.float32).reshape(2, 13)}
     assert HOUSING.request(feed, ["price"], batch=True, log_id=42) == frame.body
@@ -91,24 +91,28 @@ def test_names_are_aliases_in_the_order_of_the_configuration():
     assert WORDS.feed_names == ("words", "side")
     assert WORDS.fetch_names == ("prediction",)
     feed = {"side": np.ones((1, 2), np.float32), "words": np.ones((1, 3), np.int64), "other": 1}
-    request = asked(WORDS, feed)
+    request = request_of(WORDS, feed)
     assert [tensor.alias_name for tensor in request.tensor] == ["words", "side"]
     assert [tensor.name for tensor in request.tensor] == ["words_0", "side_0"]
     assert list(request.fetch_var_names) == ["prediction"]
 
 
 def test_a_sample_without_its_batch_gets_a_first_axis():
-    request = asked(HOUSING, {"x": np.zeros(13, np.float32)}, batch=False)
+    request = request_of(HOUSING, {"x": np.zeros(13, np.float32)}, batch=False)
     assert list(only(request).shape) == [1, 13]
-    assert list(only(asked(HOUSING, {"x": np.zeros((2, 13), np.float32)})).shape) == [2, 13]
+    assert list(only(request_of(HOUSING, {"x": np.zeros((2, 13), np.float32)})).shape) == [2, 13]
 
 
-def test_any_size_is_sent_whatever_the_configuration_states():
-    assert list(only(asked(HOUSING, {"x": np.zeros((7, 5, 3), np.float32)})).shape) == [7, 5, 3]
+def test_any_size_is_sent_regardless_of_the_configuration():
+    assert list(only(request_of(HOUSING, {"x": np.zeros((7, 5, 3), np.float32)})).shape) == [
+        7,
+        5,
+        3,
+    ]
 
 
 def test_numbers_are_cast_to_the_configured_type():
-    tensor = only(asked(HOUSING, {"x": np.arange(3)}))
+    tensor = only(request_of(HOUSING, {"x": np.arange(3)}))
     assert tensor.elem_type == BrpcElemType.FP32
     assert tensor_to_array(tensor).tolist() == [0.0, 1.0, 2.0]
 
@@ -127,7 +131,7 @@ def test_numbers_are_cast_to_the_configured_type():
     ],
 )
 def test_every_configured_type_is_sent(elem_type: BrpcElemType, value: np.ndarray):
-    tensor = only(asked(model_of([var("x", elem_type)], [var("y")]), {"x": value}))
+    tensor = only(request_of(model_of([var("x", elem_type)], [var("y")]), {"x": value}))
     assert tensor.elem_type == elem_type
     back = tensor_to_array(tensor)
     assert back.dtype == value.dtype
@@ -136,27 +140,27 @@ def test_every_configured_type_is_sent(elem_type: BrpcElemType, value: np.ndarra
 
 def test_text_may_be_a_list():
     model = model_of([var("x", BrpcElemType.STRING)], [var("y")])
-    assert list(only(asked(model, {"x": ["a", "b"]})).data) == ["a", "b"]
-    request = asked(model, [{"x": ["a", "b"]}], batch=False)
+    assert list(only(request_of(model, {"x": ["a", "b"]})).data) == ["a", "b"]
+    request = request_of(model, [{"x": ["a", "b"]}], batch=False)
     assert list(only(request).shape) == [1, 2]
 
 
 @pytest.mark.parametrize("lod", [[0, 2, 5], np.array([0, 2, 5]), [[0, 2, 5]], (0, 2, 5)])
-def test_offsets_are_fed_beside_their_array(lod: Any):
+def test_offsets_are_fed_next_to_their_array(lod: Any):
     feed = {"words": np.zeros((5, 1), np.int64), "words.lod": lod, "side": np.ones(1, np.float32)}
     for given in (feed, [feed]):
-        request = asked(WORDS, given)
+        request = request_of(WORDS, given)
         assert [list(tensor.lod) for tensor in request.tensor] == [[0, 2, 5], []]
 
 
-def test_no_offsets_are_none():
+def test_empty_offsets_are_omitted():
     feed = {"words": np.zeros((5, 1), np.int64), "words.lod": [], "side": np.ones(1, np.float32)}
-    assert not asked(WORDS, feed).tensor[0].lod
+    assert not request_of(WORDS, feed).tensor[0].lod
 
 
-def test_an_input_whose_name_ends_like_offsets_is_an_input():
+def test_an_input_with_a_name_like_offsets_is_an_input():
     model = model_of([var("x"), var("x.lod")], [var("y")])
-    request = asked(model, {"x": np.ones(2, np.float32), "x.lod": np.ones(1, np.float32)})
+    request = request_of(model, {"x": np.ones(2, np.float32), "x.lod": np.ones(1, np.float32)})
     assert [list(tensor.lod) for tensor in request.tensor] == [[], []]
     assert [tensor.alias_name for tensor in request.tensor] == ["x", "x.lod"]
 
@@ -165,11 +169,11 @@ def test_an_input_whose_name_ends_like_offsets_is_an_input():
     ("log_id", "travels"), [(7, 7), (-1, 2**64 - 1), (2**63, 2**63), (-(2**63), 2**63)]
 )
 def test_the_bits_of_a_log_id_travel(log_id: int, travels: int):
-    request = asked(HOUSING, {"x": np.ones(1, np.float32)}, log_id=log_id)
+    request = request_of(HOUSING, {"x": np.ones(1, np.float32)}, log_id=log_id)
     assert request.log_id == travels
 
 
-def test_the_feed_is_left_as_it_is():
+def test_the_feed_is_not_changed():
     value = np.arange(3)
     feed = {"x": value}
     HOUSING.request(feed, batch=False)
@@ -202,7 +206,7 @@ def test_a_wrong_feed_is_refused_by_name(feed: Any, error: type[Exception], why:
         HOUSING.request(feed)
 
 
-def test_offsets_of_a_single_sample_say_what_batch_does():
+def test_an_error_about_offsets_of_a_single_sample_explains_batch():
     with pytest.raises(InputError, match=r"shape \(1, 3\); batch=False adds a first axis"):
         HOUSING.request({"x": np.ones(3), "x.lod": [0, 3]}, batch=False)
 
@@ -213,18 +217,18 @@ def test_text_that_is_not_unicode_is_refused():
         model.request({"x": ["\ud800"]})
 
 
-def test_an_output_that_the_model_does_not_have_is_refused_before_it_is_asked():
+def test_an_unknown_output_is_refused_before_the_request():
     with pytest.raises(InputError, match=r"fetch names \['cost'\] do not match"):
         HOUSING.request({"x": np.ones(1)}, ["cost"])
     with pytest.raises(InitError, match="fetch_list: the model has no output"):
         model_of([var("x")], [var("price")], ["cost"])
 
 
-def test_the_default_outputs_are_those_of_the_fetch_list():
+def test_the_default_outputs_are_the_fetch_list():
     model = model_of([var("x")], [var("a"), var("b")], ["b"])
     assert model.fetch_names == ("b",)
-    assert list(asked(model, {"x": np.ones(1)}).fetch_var_names) == ["b"]
-    assert list(asked(model, {"x": np.ones(1)}, ["a", "b"]).fetch_var_names) == ["a", "b"]
+    assert list(request_of(model, {"x": np.ones(1)}).fetch_var_names) == ["b"]
+    assert list(request_of(model, {"x": np.ones(1)}, ["a", "b"]).fetch_var_names) == ["a", "b"]
 
 
 # --- answers --------------------------------------------------------------------------------
@@ -237,7 +241,7 @@ def tensor(alias: str, *numbers: float, name: str = "", lod: list[int] | None = 
 PRICE = tensor("price", 1.5)
 
 
-def test_outputs_are_returned_in_the_order_asked_for():
+def test_outputs_have_the_requested_order():
     model = model_of([var("x")], [var("a"), var("b")])
     response = answer(tensor("b", 2), tensor("a", 1, lod=[0, 1]), tensor("c", 3))
     assert list(model.result(response)) == ["a", "a.lod", "b"]
@@ -255,12 +259,12 @@ def test_the_arrays_of_one_model_are_looked_up_by_alias():
         model.result(arrays, ["a", "b"])
 
 
-def test_an_output_without_an_alias_is_known_by_its_name():
+def test_an_output_without_an_alias_has_its_name():
     result = HOUSING.result(answer(tensor("", 1.5, name="fc_0.tmp_1")))
     assert result["price"].tolist() == [1.5]
 
 
-def test_several_models_answers_are_told_apart_by_their_engines():
+def test_answers_of_several_models_are_separated_by_their_engines():
     outputs = [
         ModelOutput(tensor=[tensor("price", number)], engine_name=name)
         for name, number in (("bow", 1), ("cnn", 2))
@@ -284,7 +288,7 @@ def test_several_models_answers_are_told_apart_by_their_engines():
         (answer(Tensor(alias_name="price", elem_type=99)), "elem_type 99 is unknown"),
     ],
 )
-def test_an_answer_that_is_none_is_an_error_that_says_so(response: Response, why: str):
+def test_an_invalid_answer_is_an_error_with_the_reason(response: Response, why: str):
     with pytest.raises(PredictorError, match=rf"\[uci\] the model's server .*{why}"):
         HOUSING.result(response)
 

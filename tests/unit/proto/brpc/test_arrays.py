@@ -130,7 +130,7 @@ def test_integers_of_all_lengths_are_varints(count: int, most: int, least: int) 
     assert written(numbers) == expected
 
 
-def test_the_arrays_of_many_shapes_and_lengths_are_kept_apart() -> None:
+def test_arrays_of_many_shapes_and_lengths_are_distinguished() -> None:
     own = ArrayWriter("x", "y", BrpcElemType.INT64)
     for count in (1, 2, 300, 2, 1):
         for value in (1, 1000):
@@ -218,7 +218,7 @@ def test_answers_of_all_sorts_are_read_in_turns(data: st.DataObject) -> None:
             assert all(same_bits(found[name], outputs[name]) for name in outputs)
 
 
-def test_of_an_answer_like_the_one_before_only_the_numbers_are_read(
+def test_of_an_answer_with_a_known_layout_only_the_numbers_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     read = AnswerReader()
@@ -229,7 +229,7 @@ def test_of_an_answer_like_the_one_before_only_the_numbers_are_read(
     assert (found["x"].tolist(), found["y"].tolist()) == ([0, 1], [4, 5, 6])
 
 
-def test_a_limited_number_of_layouts_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_cached_layouts_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "_KEPT", 3)
     read = AnswerReader()
     for size in range(1, 20):
@@ -282,7 +282,7 @@ def output(*tensors: Tensor) -> Response:
     ],
     ids=str,
 )
-def test_whatever_else_an_answer_says_is_left_to_protobuf(response: Response) -> None:
+def test_other_answers_are_left_to_protobuf(response: Response) -> None:
     assert read_answer(response.SerializeToString()) == response
 
 
@@ -308,7 +308,7 @@ def test_fields_in_another_order_are_left_to_protobuf() -> None:
 
 @settings(deadline=None, max_examples=400)
 @given(st.data())
-def test_bytes_that_are_wrong_somewhere_are_read_as_protobuf_reads_them(
+def test_damaged_bytes_are_read_as_protobuf_reads_them(
     data: st.DataObject,
 ) -> None:
     wire = bytearray(

@@ -68,7 +68,7 @@ def test_a_genuine_frame_is_read_and_written_again_to_the_byte(key: tuple[str, s
 
 
 @given(st.data())
-def test_frames_are_the_same_in_whatever_pieces_they_arrive(data: st.DataObject):
+def test_frames_are_parsed_with_any_cuts(data: st.DataObject):
     keys = data.draw(st.lists(st.sampled_from(sorted(FRAMES)), min_size=1, max_size=5))
     reader = FrameReader()
     arrived = []
@@ -117,7 +117,7 @@ def test_the_genuine_client_names_service_method_and_call():
     assert meta.compress_type == Compression.NONE
 
 
-def test_errors_of_a_genuine_server_are_told():
+def test_errors_of_an_original_server_are_parsed():
     code, text = error_of(golden("brpc unknown method 1002", "s2c").meta)
     assert code == BrpcCode.NO_METHOD
     assert f"Fail to find method={SERVICE}/nope" in text
@@ -131,7 +131,7 @@ def test_errors_of_a_genuine_server_are_told():
 
 
 @pytest.mark.parametrize(("way", "fields"), [("c2s", {"a": b"b"}), ("s2c", {"srv": b"brpc"})])
-def test_the_attachment_of_a_genuine_frame_is_told_from_its_body(
+def test_the_attachment_of_an_original_frame_is_separated_from_its_body(
     way: str, fields: dict[str, bytes]
 ):
     frame = golden("brpc echo attachment + user_fields", way)
@@ -154,7 +154,7 @@ def test_requests_that_genuine_brpc_compressed_are_the_plain_one(kind: str):
 
 
 @given(INT64, INT64, st.text(), st.binary(max_size=50), st.binary(max_size=50), st.data())
-def test_what_is_packed_is_read(
+def test_a_packed_frame_is_parsed_unchanged(
     correlation_id: int,
     log_id: int,
     method: str,
@@ -188,13 +188,13 @@ def test_a_timeout_longer_than_the_field_is_the_longest():
 
 
 @given(st.integers(-(2**31), 2**31 - 1), st.text())
-def test_an_error_comes_back_as_it_went(code: int, text: str):
+def test_an_error_is_parsed_unchanged(code: int, text: str):
     frame = frame_of(pack(response_meta(3, code, text), b""))
     assert frame.meta.correlation_id == 3
     assert error_of(frame.meta) == (code, text)
 
 
-def test_an_error_text_in_another_encoding_is_still_told():
+def test_an_error_text_in_another_encoding_is_escaped():
     meta = RpcMeta(response=RpcResponseMeta(error_code=1, error_text="不行".encode("gbk")))
     assert error_of(meta) == (1, r"\xb2\xbb\xd0\xd0")
     assert error_of(response_meta(1, 2, "name \udcff")) == (2, r"name \udcff")
@@ -260,7 +260,7 @@ def test_the_meta_has_the_released_numbers():
         (header(11, 11) + b"\x28" + b"\xff" * 9 + b"\x01", "attachment of -1 bytes in 0"),
     ],
 )
-def test_what_is_no_frame_is_refused_at_once_and_for_good(data: bytes, why: str):
+def test_an_invalid_frame_is_refused_at_once_and_permanently(data: bytes, why: str):
     reader = FrameReader(max_bytes=1000)
     with pytest.raises(FrameError, match=why):
         reader.feed(data)
@@ -268,12 +268,12 @@ def test_what_is_no_frame_is_refused_at_once_and_for_good(data: bytes, why: str)
         reader.feed(FRAMES["brpc SetFailed(123)", "c2s"])
 
 
-def test_garbage_after_a_frame_is_found():
+def test_garbage_after_a_frame_is_refused():
     with pytest.raises(FrameError, match="no baidu_std"):
         FrameReader().feed(FRAMES["brpc SetFailed(123)", "c2s"] + b"X")
 
 
-def test_a_frame_of_the_largest_size_is_taken():
+def test_a_frame_of_the_largest_size_is_accepted():
     meta = request_meta("m", 1)
     body = bytes(1000 - len(meta.SerializeToString()))
     assert FrameReader(max_bytes=1000).feed(pack(meta, body))[0].body == body
@@ -324,7 +324,7 @@ def read_all(reader: FrameReader, data: bytes) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(damaged() | st.binary(max_size=100), st.data())
-def test_whatever_arrives_is_frames_or_a_wire_error(stream: bytes, data: st.DataObject):
+def test_any_bytes_are_frames_or_a_frame_error(stream: bytes, data: st.DataObject):
     reader = FrameReader(max_bytes=100_000)
     for piece in data.draw(pieces(stream)):
         try:
@@ -335,9 +335,7 @@ def test_whatever_arrives_is_frames_or_a_wire_error(stream: bytes, data: st.Data
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 300), st.integers(0, 300), st.binary(max_size=300))
-def test_whatever_sizes_are_stated_nothing_but_a_wire_error_comes(
-    size: int, meta_size: int, rest: bytes
-):
+def test_any_stated_sizes_are_frames_or_a_frame_error(size: int, meta_size: int, rest: bytes):
     try:
         frames = FrameReader(max_bytes=200).feed(header(size, meta_size) + rest)
     except FrameError:
@@ -349,7 +347,7 @@ def test_whatever_sizes_are_stated_nothing_but_a_wire_error_comes(
 
 
 @given(st.sampled_from(READABLE), st.binary(max_size=2000))
-def test_what_is_compressed_comes_back(kind: Compression, data: bytes):
+def test_compressed_data_is_decompressed_unchanged(kind: Compression, data: bytes):
     packed = compress(kind, data)
     assert decompress(kind, packed, len(data)) == data
     assert decompress(kind, memoryview(packed), len(data)) == data
@@ -358,7 +356,7 @@ def test_what_is_compressed_comes_back(kind: Compression, data: bytes):
             decompress(kind, packed, len(data) - 1)
 
 
-def test_the_standard_tools_read_what_is_compressed():
+def test_standard_tools_decompress_our_data():
     assert gzip.decompress(compress(Compression.GZIP, b"abc")) == b"abc"
     assert zlib.decompress(compress(Compression.ZLIB, b"abc")) == b"abc"
 
@@ -390,13 +388,13 @@ def test_a_decompression_bomb_takes_no_memory(kind: Compression):
         (-1, b"abc", "compress_type -1 is unknown"),
     ],
 )
-def test_a_body_that_is_not_what_it_should_be_is_refused(kind: int, body: bytes, why: str):
+def test_an_invalid_compressed_body_is_refused(kind: int, body: bytes, why: str):
     with pytest.raises(FrameError, match=why):
         decompress(kind, body, MIB)
 
 
 @pytest.mark.parametrize("kind", [Compression.LZ4, 9])
-def test_nothing_is_compressed_in_a_way_that_is_not_there(kind: int):
+def test_an_unknown_compression_is_refused(kind: int):
     with pytest.raises(FrameError, match=f"compress_type {kind}"):
         compress(kind, b"abc")
 
@@ -415,7 +413,7 @@ def test_the_body_of_an_answer_is_cut_out(number: int, body: bytes):
     assert FrameReader().body_of_answer(pack(response_meta(number), body), number) == body
 
 
-def test_answers_of_genuine_servers_say_no_more_where_they_are_not_packed():
+def test_the_quick_path_reads_plain_answers_of_original_servers_only():
     plain = []
     for name, way in FRAMES:
         frame = frame_of(FRAMES[name, way])
@@ -460,7 +458,7 @@ def meta_with(**fields: object) -> RpcMeta:
         header(3, 3) + b"\x12\x20\x07",
     ],
 )
-def test_what_is_not_just_the_answer_is_left_to_feed(data: bytes):
+def test_bytes_other_than_the_answer_are_left_to_feed(data: bytes):
     assert FrameReader(max_bytes=100).body_of_answer(data, 7) is None
 
 
@@ -478,7 +476,7 @@ def test_an_answer_is_looked_for_only_where_a_frame_begins():
 
 @settings(max_examples=400, deadline=None)
 @given(damaged() | st.binary(max_size=100), st.integers(1, 2**31))
-def test_a_body_that_is_cut_out_is_the_one_of_the_frame(data: bytes, number: int):
+def test_the_quick_path_returns_the_body_of_the_frame(data: bytes, number: int):
     whole = pack(response_meta(number), data)
     for wire in (data, whole, whole[:-1], whole + data):
         body = FrameReader(max_bytes=100_000).body_of_answer(wire, number)

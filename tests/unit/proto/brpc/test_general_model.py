@@ -69,7 +69,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
 
 @settings(deadline=None)
 @given(arrays(), st.text(), st.text())
-def test_an_array_comes_back_as_it_went(array: np.ndarray, name: str, alias: str):
+def test_an_array_survives_the_round_trip(array: np.ndarray, name: str, alias: str):
     tensor = sent(value_to_tensor(name, alias, array))
     back = tensor_to_array(tensor)
     assert (tensor.name, tensor.alias_name) == (name, alias)
@@ -80,7 +80,7 @@ def test_an_array_comes_back_as_it_went(array: np.ndarray, name: str, alias: str
 
 @settings(deadline=None)
 @given(TEXTS)
-def test_text_of_any_shape_comes_back_as_it_went(texts: np.ndarray):
+def test_text_of_any_shape_survives_the_round_trip(texts: np.ndarray):
     tensor = sent(value_to_tensor("x", "x", texts))
     back = tensor_to_array(tensor)
     assert tensor.elem_type == BrpcElemType.STRING
@@ -123,7 +123,7 @@ def test_text_has_an_elem_type_and_object_for_a_dtype():
     assert elem_type_of(np.dtype(object)) is BrpcElemType.STRING
 
 
-def test_what_has_no_elem_type_is_said():
+def test_an_unknown_elem_type_is_an_error():
     with pytest.raises(ValueError, match="12 is unknown: there is 0 INT64"):
         dtype_of(12)
     with pytest.raises(ValueError, match="datetime64"):
@@ -138,7 +138,7 @@ def test_foreign_byte_order_is_turned(dtype: str):
     assert (back == array).all()
 
 
-def test_what_is_not_contiguous_is_sent_in_order():
+def test_a_strided_array_is_sent_in_order():
     array = np.arange(24, dtype=np.float32).reshape(4, 6)[::2, ::-1].T
     for dtype in (np.float32, np.uint8, np.int64, np.complex64):
         view = array.astype(dtype, order="K")
@@ -179,13 +179,13 @@ def test_a_large_array_has_the_bytes_of_a_message(dtype: str):
         ({"a": 1}, "a dict cannot be sent"),
     ],
 )
-def test_what_the_format_has_no_place_for_is_refused_by_name(value: Any, why: str):
+def test_a_value_without_a_form_is_refused_with_its_name(value: Any, why: str):
     with pytest.raises(PayloadTypeError, match=f"tensor 'alias': .*{why}"):
         value_to_tensor("name", "alias", value)
 
 
 @pytest.mark.parametrize("lod", [["a"], [2**31], [[0, 1], [2]]])
-def test_offsets_that_are_no_int32_are_refused(lod: Any):
+def test_offsets_outside_int32_are_refused(lod: Any):
     with pytest.raises(PayloadTypeError, match="tensor 'y'"):
         value_to_tensor("x", "y", np.zeros(3), lod)
 
@@ -247,7 +247,7 @@ TENSORS = st.builds(
 
 @settings(max_examples=400, deadline=None)
 @given(TENSORS)
-def test_whatever_arrives_is_an_array_or_a_wire_error(tensor: Tensor):
+def test_any_tensor_is_an_array_or_a_frame_error(tensor: Tensor):
     try:
         array = tensor_to_array(tensor)
     except FrameError:
@@ -319,7 +319,7 @@ def test_the_messages_have_the_released_numbers():
     }
 
 
-def test_the_packed_fields_are_those_of_the_pipeline_service():
+def test_the_packed_fields_equal_those_of_the_pipeline_service():
     """`packed` writes and reads both kinds of tensors by the numbers of one of them."""
     ours = Tensor.DESCRIPTOR.fields_by_name
     theirs = pipeline_service_pb2.Tensor.DESCRIPTOR.fields_by_name

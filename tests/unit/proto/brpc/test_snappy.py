@@ -71,7 +71,7 @@ def test_every_kind_of_element_is_read(block_and_data: tuple[bytes, bytes]):
 
 
 @given(st.binary())
-def test_what_is_written_is_read(data: bytes):
+def test_encoded_data_is_decoded_unchanged(data: bytes):
     assert decode(encode(data), len(data)) == data
 
 
@@ -80,7 +80,7 @@ def test_data_of_two_and_more_bytes_of_length_are_written():
     assert decode(encode(data), len(data)) == data
 
 
-def test_what_the_reference_library_wrote_is_read():
+def test_data_of_the_reference_library_is_decoded():
     (frame,) = FrameReader().feed(FRAMES["brpc echo snappy reply", "s2c"])
     rest = bytes.fromhex("1000180020ebe590c5ffffffffff012a00")
     assert decode(frame.body, 100) == b"\x0a\x40" + b"z" * 64 + rest
@@ -122,7 +122,7 @@ def test_a_block_that_holds_more_than_it_states_is_refused():
 
 
 @given(st.binary(max_size=200))
-def test_whatever_comes_is_data_or_a_frame_error(block: bytes):
+def test_any_block_is_data_or_a_frame_error(block: bytes):
     try:
         data = decode(block, 4096)
     except FrameError:

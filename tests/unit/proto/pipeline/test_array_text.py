@@ -176,7 +176,7 @@ def test_other_values_are_written_as_plain_python_prints_them(value: Any, text: 
 
 
 @pytest.mark.parametrize("value", [None, b"ab", {"a": 1}, [1, 2], ["a", 1], object()])
-def test_what_has_no_text_form_is_refused(value: Any):
+def test_a_value_without_a_text_form_is_refused(value: Any):
     with pytest.raises(PayloadTypeError, match=type(value).__name__):
         numpy_to_text(value)
 
@@ -186,7 +186,7 @@ def test_what_has_no_text_form_is_refused(value: Any):
 
 @settings(deadline=None)
 @given(exact_arrays())
-def test_an_array_comes_back_as_it_went(array: np.ndarray[Any, Any]):
+def test_an_array_survives_the_round_trip(array: np.ndarray[Any, Any]):
     np.testing.assert_array_equal(text_to_numpy(numpy_to_text(array)), array, strict=True)
 
 
@@ -196,7 +196,7 @@ def test_an_array_comes_back_as_it_went(array: np.ndarray[Any, Any]):
         lambda dtype: hnp.arrays(np.float32, SHAPES).map(lambda array: as_dtype(array, dtype))
     )
 )
-def test_a_float_comes_back_to_the_digits_that_are_printed(array: np.ndarray[Any, Any]):
+def test_a_float_survives_up_to_the_printed_digits(array: np.ndarray[Any, Any]):
     back = text_to_numpy(numpy_to_text(array))
     assert back.dtype == array.dtype
     assert back.shape == array.shape
@@ -213,7 +213,7 @@ def as_dtype(array: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
 
 @settings(deadline=None)
 @given(hnp.arrays(np.complex64, SHAPES, elements={"allow_nan": False}))
-def test_a_complex_number_comes_back_with_both_its_parts(array: np.ndarray[Any, Any]):
+def test_a_complex_number_survives_with_both_parts(array: np.ndarray[Any, Any]):
     back = text_to_numpy(numpy_to_text(array))
     assert back.dtype == array.dtype
     assert numpy_to_text(back) == numpy_to_text(array)
@@ -221,7 +221,7 @@ def test_a_complex_number_comes_back_with_both_its_parts(array: np.ndarray[Any, 
 
 @settings(deadline=None)
 @given(hnp.arrays(object, SHAPES.filter(all), elements=st.one_of(TEXTS, st.binary(max_size=4))))
-def test_an_array_of_objects_comes_back_when_they_are_text_or_bytes(array: np.ndarray[Any, Any]):
+def test_an_array_of_text_or_bytes_survives_the_round_trip(array: np.ndarray[Any, Any]):
     back = text_to_numpy(numpy_to_text(array))
     assert back.dtype == object
     np.testing.assert_array_equal(back, array, strict=True)
@@ -246,7 +246,7 @@ def test_an_array_of_objects_comes_back_when_they_are_text_or_bytes(array: np.nd
         max_size=5,
     )
 )
-def test_a_list_comes_back_as_it_went(value: list[Any]):
+def test_a_list_survives_the_round_trip(value: list[Any]):
     assert text_to_numpy(repr(value)) == value
 
 
@@ -329,7 +329,7 @@ def test_any_other_text_is_refused(text: str):
 
 @settings(deadline=None, max_examples=300)
 @given(st.text(alphabet="array([])dtypeshp=0123456789.,+-jnifeEb'\"\\ux \n", max_size=60))
-def test_any_text_is_read_or_refused_and_nothing_else(text: str):
+def test_any_text_is_parsed_or_refused(text: str):
     try:
         value = text_to_numpy(text)
     except PackageError:

@@ -36,14 +36,14 @@ def test_only_a_block_has_a_shape(value):
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
-def test_the_shape_of_a_block_is_found(shape):
+def test_the_shape_of_a_block_is_computed(shape):
     value = 0
     for size in reversed(shape):
         value = [value] * size
     assert block_dims(skeleton(value).encode()) == tuple(shape)
 
 
-def test_what_does_not_end_is_no_block():
+def test_an_unbalanced_text_is_not_a_block():
     for text in (
         b"",
         b"[",

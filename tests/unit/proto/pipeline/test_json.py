@@ -78,7 +78,7 @@ RESPONSES = st.builds(
 
 @settings(deadline=None)
 @given(REQUESTS, st.booleans(), st.booleans())
-def test_a_request_is_read_as_it_was_written(request_: Request, original: bool, defaults: bool):
+def test_a_written_request_is_parsed_unchanged(request_: Request, original: bool, defaults: bool):
     body = json_format.MessageToJson(
         request_,
         preserving_proto_field_name=original,
@@ -121,7 +121,7 @@ REQUEST_OBJECTS = st.dictionaries(
 
 @settings(deadline=None, max_examples=500)
 @given(REQUEST_OBJECTS, st.lists(TENSOR_OBJECTS | st.none() | st.integers(), max_size=2))
-def test_what_is_taken_is_what_json_format_takes(
+def test_requests_are_parsed_as_json_format_parses_them(
     fields: dict[str, Any], tensors: list[dict[str, Any]]
 ):
     fields["tensors"] = tensors
@@ -140,7 +140,7 @@ def test_what_is_taken_is_what_json_format_takes(
     assert ours.SerializeToString() == theirs.SerializeToString()
 
 
-def test_the_url_stands_above_the_body():
+def test_the_url_overrides_the_body():
     body = b'{"name": "other", "method": "other", "key": ["x"], "value": ["1"]}'
     read = request_from_json(body, "uci", "prediction")
     assert read == Request(key=["x"], value=["1"], name="uci", method="prediction")
@@ -217,7 +217,7 @@ INF = math.inf
         ("byte_data", '"QUJD\\r\\nREVG\\n\\n"', b"ABCDEF"),
     ],
 )
-def test_what_proto3_json_allows_is_taken(field: str, sent: str, value: Any):
+def test_forms_that_proto3_json_allows_are_parsed(field: str, sent: str, value: Any):
     assert str(read(field, sent)) == str(value).replace("'nan'", "nan")
 
 
@@ -265,7 +265,7 @@ OF_64_BITS = "an integer of 64 bits, from 2\\^53 on without point and exponent"
         ),
     ],
 )  # fmt: skip
-def test_what_would_be_guessed_at_is_refused(field: str, sent: str, told: str):
+def test_an_ambiguous_value_is_refused(field: str, sent: str, told: str):
     with pytest.raises(PackageError, match=rf"tensors\[0\]\.{told}"):
         read(field, sent)
 
@@ -295,7 +295,7 @@ def test_what_would_be_guessed_at_is_refused(field: str, sent: str, told: str):
         (b'{"key": ' + b"[" * 1000 + b"]" * 1000 + b"}", r"key\[0\] must be a string"),
     ],
 )
-def test_what_is_malformed_is_refused_with_its_place(body: bytes, told: str):
+def test_a_malformed_request_is_refused_with_its_position(body: bytes, told: str):
     with pytest.raises(PackageError, match=told):
         request_from_json(body, "a", "b")
 
@@ -345,12 +345,12 @@ def test_a_response_is_written_as_json_format_writes_it(response: Response):
 
 @settings(deadline=None)
 @given(RESPONSES)
-def test_a_response_is_read_back_as_it_was_written(response: Response):
+def test_a_written_response_is_parsed_unchanged(response: Response):
     read = json_format.Parse(response_to_json(response), Response())
     assert read.SerializeToString() == response.SerializeToString()
 
 
-def test_the_fields_of_a_response_stand_in_the_predecessors_order():
+def test_the_fields_of_a_response_have_the_predecessors_order():
     response = Response(key=["price"], value=["[[18.901151]]"])
     assert response_to_json(response) == (
         b'{"err_no":0,"err_msg":"","key":["price"],"value":["[[18.901151]]"],"tensors":[]}'

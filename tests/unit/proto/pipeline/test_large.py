@@ -179,7 +179,7 @@ def test_large_v2_json_is_the_request_that_small_json_is(body, monkeypatch):
 
 
 @pytest.mark.parametrize("data", [[[1, 2], [3]], [[1], 2, 3], [1, [2, 3]], [[1, 2, 3], []]])
-def test_long_lists_that_are_no_block_are_refused(data):
+def test_long_uneven_lists_are_refused(data):
     with pytest.raises(PackageError, match="side by side"):
         read_request(body_of("FP32", [3], data))
 
@@ -208,7 +208,7 @@ def test_many_elements_are_written_as_a_few_are(array, monkeypatch):
     assert found == write_response(response)
 
 
-def test_an_answer_that_is_too_much_json_names_the_key_and_what_to_ask_for():
+def test_an_answer_with_too_much_json_names_the_key_and_the_alternative():
     response = v2.InferResponse("m", outputs={"x": np.arange(50)})
     with pytest.raises(PackageError, match=r"max_json_bytes \(40 bytes\).*'binary_data'"):
         write_response(response, (), Limits(json_bytes=40))
@@ -300,7 +300,7 @@ def test_a_large_request_is_unpacked_as_a_small_one():
     assert (found.name, found.logid) == ("", 5)
 
 
-def test_a_broken_large_request_is_what_protobuf_makes_of_it():
+def test_a_damaged_large_request_equals_protobufs_result():
     """Bytes changed, taken out and put in: an error in both, or the same in both."""
     message, rng = request().SerializeToString(), np.random.default_rng(1)
     for _ in range(400):
@@ -434,7 +434,7 @@ def test_text_that_is_too_long_is_refused_before_it_is_made():
         array_text.numpy_to_text(["a"] * 10, Limits(text_elements=9))
 
 
-def test_a_message_of_text_is_parsed_without_a_copy_of_it():
+def test_a_text_message_is_parsed_without_a_copy():
     seen: list[bytes] = []
 
     class Kind:

@@ -50,7 +50,7 @@ def _bodies() -> list[bytes]:
     return [b"", *whole, *broken, *cut]
 
 
-def _said(read, body: bytes):
+def _outcome(read, body: bytes):
     try:
         request = read(body, "service", "method")
     except PackageError as error:
@@ -60,10 +60,10 @@ def _said(read, body: bytes):
     return (*pairs, *others, type(request.logid))
 
 
-def test_every_body_says_the_same_or_is_refused_with_the_same_words():
+def test_plain_and_protobuf_parsers_give_equal_results_and_errors():
     plain = 0
     for body in _bodies():
-        assert _said(plain_request_from_json, body) == _said(request_from_json, body), body
+        assert _outcome(plain_request_from_json, body) == _outcome(request_from_json, body), body
         try:
             plain += type(plain_request_from_json(body, "s", "m")) is PlainRequest
         except PackageError:
@@ -76,8 +76,8 @@ def test_every_body_says_the_same_or_is_refused_with_the_same_words():
     [b'{"logid":%b}' % (b"[" * 9000 + b"]" * 9000), b'{"logid":' * 6000 + b"1" + b"}" * 6000],
 )
 def test_a_body_that_is_too_deep_is_refused_with_the_same_words(body):
-    assert "depth" in _said(plain_request_from_json, body)
-    assert _said(plain_request_from_json, body) == _said(request_from_json, body)
+    assert "depth" in _outcome(plain_request_from_json, body)
+    assert _outcome(plain_request_from_json, body) == _outcome(request_from_json, body)
 
 
 def test_a_usual_request_is_plain_and_our_request_op_unpacks_it():
@@ -107,7 +107,7 @@ def test_keys_without_values_are_refused_in_the_same_words(body):
         (b'{"key": ["x"], "value": [null]}', {"x": ""}),
     ],
 )
-def test_values_of_no_key_are_nobody_s_and_null_is_empty(body, pairs):
+def test_values_without_a_key_are_ignored_and_null_is_empty(body, pairs):
     for read in (plain_request_from_json, request_from_json):
         request = read(body, "", "")
         assert RequestOp().unpack_request_package(request)[0] == pairs
@@ -152,7 +152,7 @@ def test_an_answer_of_texts_or_arrays_is_the_same_bytes(payload):
         {"\udc00": "x"},
     ],
 )
-def test_what_has_no_such_form_or_is_an_error_is_left_to_protobuf(payload):
+def test_a_payload_without_a_plain_form_is_left_to_protobuf(payload):
     assert pack_plain(payload) is None
 
 
@@ -176,7 +176,7 @@ def _fields(request):
 
 
 @given(_requests | _few)
-def test_a_message_that_is_read_as_plain_says_what_protobuf_reads(request):
+def test_a_plain_message_equals_protobufs_result(request):
     message = request.SerializeToString()
     plain = plain_request_from_message(message)
     if plain is None:
@@ -203,11 +203,11 @@ def test_a_broken_message_is_plain_only_where_protobuf_takes_it(request, data):
 @pytest.mark.parametrize(
     "message", [b"\x0a", b"\x0a\x05x", b"\x0a\x81", b"\x0a\x02\xc3\x28", b"\x08\x01", b"\x0b\x0c"]
 )
-def test_what_is_cut_or_of_another_form_is_left_to_protobuf(message):
+def test_an_incomplete_or_different_message_is_left_to_protobuf(message):
     assert plain_request_from_message(message) is None
 
 
-def test_the_last_of_a_field_that_comes_twice_counts_as_in_protobuf():
+def test_the_last_of_a_repeated_field_counts_as_in_protobuf():
     message = Request(name="a").SerializeToString() + Request(name="b").SerializeToString()
     plain = plain_request_from_message(message)
     assert plain is not None
@@ -224,7 +224,7 @@ class _Words(msgspec.Struct):
     words: list[str]
 
 
-def test_a_tensor_of_one_text_is_a_str_unless_a_schema_tells_it_from_a_list():
+def test_a_tensor_of_one_text_is_a_str_unless_a_schema_declares_a_list():
     tensor = Tensor(name="words", elem_type=12, str_data=["abc"], shape=[1])
     request = Request(tensors=[tensor])
     assert RequestOp().unpack_request_package(request)[0] == {"words": "abc"}

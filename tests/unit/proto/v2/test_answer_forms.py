@@ -24,7 +24,7 @@ def response_of(request_id, array, parameters):
 
 @pytest.mark.parametrize("parameters", [{}, PARAMETERS], ids=["plain", "parameters"])
 @pytest.mark.parametrize("request_id", ["", "seven"])
-def test_a_form_writes_what_the_codecs_write(parameters, request_id):
+def test_a_form_writes_the_bytes_of_the_codecs(parameters, request_id):
     learnt, asked = (
         response_of("first", ARRAY, parameters),
         response_of(request_id, ARRAY + 1, parameters),
@@ -38,7 +38,7 @@ def test_a_form_writes_what_the_codecs_write(parameters, request_id):
 
 
 @pytest.mark.parametrize("codec", [OutputsForm.of, MessageOutputs.of], ids=["json", "message"])
-def test_answers_that_are_written_together_are_those_that_are_written_each(codec):
+def test_answers_written_together_equal_answers_written_separately(codec):
     chance = random.Random(7)
     for _ in range(200):
         count, rows = chance.randint(2, 5), chance.randint(1, 3)

@@ -54,7 +54,7 @@ def form_of(codec, example):
         (MESSAGE, [message(floats(1, 2)), message(floats(3, np.inf))]),
     ],
 )
-def test_all_together_are_what_each_is(codec, requests):
+def test_joined_inputs_equal_separate_ones(codec, requests):
     form, cuts = form_of(codec, requests[0]), [codec.cut(*each) for each in requests]
     found = joined(form.tensors, [form.parts(cut) for cut in cuts])
     wanted = np.concatenate([form.read(cut, LIMITS)["x"] for cut in cuts])
@@ -80,10 +80,10 @@ def test_all_together_are_what_each_is(codec, requests):
         (binary(floats(1, 2)), (binary(floats(1, 2))[0] + b"\0", binary(floats(1, 2))[1])),
     ],
 )
-def test_what_is_not_plain_is_read_by_itself(example, request_):
+def test_a_request_that_is_not_plain_has_no_parts(example, request_):
     assert form_of(JSON, example).parts(JSON.cut(*request_)) is None
 
 
-def test_lists_that_are_no_json_are_read_by_itself():
+def test_invalid_json_lists_have_no_parts():
     whole, _ = body([1.0, 2.0])
     assert form_of(JSON, (whole, None)).parts(JSON.cut(whole.replace(b"2.0", b"2.."), None)) is None

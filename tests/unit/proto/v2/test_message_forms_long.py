@@ -43,7 +43,7 @@ def form_of(view: memoryview) -> MessageInputs:
     return found
 
 
-def test_arrays_of_a_known_form_are_where_they_came():
+def test_arrays_of_a_known_form_are_views_of_the_message():
     view = placed()
     arrays = form_of(view).on(view[raw_place(view)[0] :])
     assert arrays is not None
@@ -53,12 +53,12 @@ def test_arrays_of_a_known_form_are_where_they_came():
     assert arrays["x"].flags.writeable
 
 
-def test_a_long_one_that_is_not_aligned_is_left_to_who_may_copy():
+def test_an_unaligned_long_message_is_left_to_the_copying_parser():
     view = placed(shift=1)
     assert form_of(view).on(view[raw_place(view)[0] :]) is None
 
 
-def test_data_of_another_size_are_of_no_such_form():
+def test_data_of_another_size_do_not_match_the_form():
     view = placed()
     raws = view[raw_place(view)[0] :]
     form = form_of(view)
@@ -67,7 +67,7 @@ def test_data_of_another_size_are_of_no_such_form():
     assert form.on(memoryview(bytes(raws) + bytes(raws[-5:]))) is None
 
 
-def test_what_has_no_raw_contents_has_no_place_for_them():
+def test_a_message_without_raw_contents_has_no_place_for_them():
     assert raw_place(pb.ModelInferRequest(model_name="m").SerializeToString()) == (0, 0)
     assert raw_place(b"\x0a") == (0, 0)
     assert raw_place(pb.ModelInferRequest(model_name="m" * 70_000).SerializeToString()) == (0, 0)

@@ -52,7 +52,7 @@ RECORDED_METADATA = bytes.fromhex(
 )
 
 
-def test_what_another_client_sends_is_understood():
+def test_a_request_of_another_client_is_parsed():
     request = ModelInferRequest.FromString(RECORDED_REQUEST)
     assert (request.model_name, request.model_version, request.id) == ("m", "1", "7")
     assert request.parameters["p"].double_param == 1.5
@@ -65,7 +65,7 @@ def test_what_another_client_sends_is_understood():
     assert request.SerializeToString(deterministic=True) == RECORDED_REQUEST
 
 
-def test_what_another_client_reads_is_understood():
+def test_a_response_for_another_client_is_compatible():
     response = ModelInferResponse.FromString(RECORDED_RESPONSE)
     arrays = tensors_to_arrays(response.outputs, response.raw_output_contents)
     assert (response.id, arrays["y"].tolist(), arrays["z"].tolist()) == ("7", [1, -1], [b"\xff"])
@@ -104,7 +104,7 @@ def assert_same(one: np.ndarray, other: np.ndarray) -> None:
 
 
 @given(st.lists(numbers(NUMERIC) | blobs(), max_size=3))
-def test_arrays_come_back_as_they_were(arrays: list[np.ndarray]):
+def test_arrays_survive_the_round_trip(arrays: list[np.ndarray]):
     request = ModelInferRequest()
     for number, array in enumerate(arrays):
         add_tensor(request.inputs, request.raw_input_contents, str(number), array)
@@ -159,7 +159,9 @@ def test_any_byte_but_zero_is_true():
         (np.array([1], object), "tensor 'x': an element of BYTES is str or bytes, not int"),
     ],
 )
-def test_what_the_protocol_cannot_carry_is_refused_by_name(array: np.ndarray, told: str):
+def test_a_value_that_the_protocol_cannot_carry_is_refused_with_its_name(
+    array: np.ndarray, told: str
+):
     request = ModelInferRequest()
     with pytest.raises(PayloadTypeError, match=told):
         add_tensor(request.inputs, request.raw_input_contents, "x", array)
@@ -230,7 +232,7 @@ def test_contents_of_two_types_are_refused_as_triton_does(contents: Any, told: s
     assert str(refused.value).endswith(told)
 
 
-def test_a_message_whose_tensors_are_only_partly_raw_is_refused():
+def test_a_message_with_partly_raw_tensors_is_refused():
     response = ModelInferResponse(raw_output_contents=[b"\x01"])
     response.outputs.add(name="a", datatype="INT8", shape=[1])
     response.outputs.add(name="b", datatype="INT8", shape=[1])
@@ -251,7 +253,7 @@ def test_any_bytes_give_an_array_or_are_refused(datatype: str, shape: Any, raw: 
     assert array.shape == shape
 
 
-def test_empty_contents_beside_raw_data_are_no_contents():
+def test_empty_contents_with_raw_data_are_ignored():
     response = ModelInferResponse(raw_output_contents=[b"\x01"])
     response.outputs.add(name="a", datatype="INT8", shape=[1]).contents.SetInParent()
     arrays = tensors_to_arrays(response.outputs, response.raw_output_contents)

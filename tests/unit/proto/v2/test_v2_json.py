@@ -129,7 +129,7 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
         max_size=3,
     )
 )
-def test_tensors_come_in_as_they_were_sent(tensors):
+def test_tensors_are_parsed_unchanged(tensors):
     # A nested list without elements does not tell its shape: such arrays are sent flat.
     tensors = {
         name: (array, "flat" if form == "nested" and not array.size else form)
@@ -146,7 +146,7 @@ def test_tensors_come_in_as_they_were_sent(tensors):
     st.dictionaries(st.text(max_size=4), arrays(IN_JSON), max_size=3),
     st.dictionaries(st.text(min_size=5, max_size=8), arrays(list(DATATYPES)), max_size=2),
 )
-def test_tensors_go_out_as_they_are(in_json, in_binary):
+def test_tensors_are_written_unchanged(in_json, in_binary):
     response = InferResponse("m", "1", outputs={**in_json, **in_binary})
     fields, found = answered(*write_response(response, set(in_binary)))
     assert [output["name"] for output in fields["outputs"]] == list(response.outputs)
@@ -167,7 +167,7 @@ def test_fields_of_a_request_are_read():
     assert request.outputs == [RequestedOutput("y", {"binary_data": True}), RequestedOutput("z")]
 
 
-def test_fields_that_are_not_known_are_passed_over():
+def test_unknown_fields_are_ignored():
     body = b'{"inputs":[{"name":"x","shape":[1],"datatype":"INT8","data":[1],"more":{}}],"more":[]}'
     assert read_request(body).inputs["x"].tolist() == [1]
 
@@ -234,7 +234,7 @@ def test_floats_that_are_not_finite_have_the_names_that_clients_know():
         ),
     ],
 )
-def test_binary_outputs_are_those_that_the_request_wants(wants, outputs, wanted):
+def test_the_request_selects_binary_outputs(wants, outputs, wanted):
     request = InferRequest("m", outputs=outputs, wants_binary=wants)
     assert binary_names(request, ["y", "z"]) == wanted
 
@@ -245,7 +245,7 @@ def test_binary_outputs_are_those_that_the_request_wants(wants, outputs, wanted)
 @pytest.mark.parametrize(
     ("shape", "found"), [((2, 3), (2, 3)), ((1, -1), (1, 6)), ((-1, 3), (2, 3)), ((-1,), (6,))]
 )
-def test_data_alone_are_the_one_input(shape, found):
+def test_a_raw_body_is_the_only_input(shape, found):
     array = np.arange(6, dtype=np.int16)
     request = read_request(array.tobytes(), 0, raw_inputs=[RawInput("x", "INT16", shape)])
     assert request.inputs["x"].shape == found
@@ -279,7 +279,7 @@ def test_data_alone_that_do_not_fit_are_refused(raw_input, text):
     assert text in str(caught.value)
 
 
-def test_data_alone_are_for_models_that_say_that_they_have_one_input():
+def test_a_raw_body_is_refused_for_models_without_exactly_one_input():
     with pytest.raises(PackageError, match="send JSON"):
         read_request(b"12345", 0)
     two = [RawInput(name, "INT8", (5,)) for name in "ab"]
@@ -367,7 +367,7 @@ def test_a_wrong_tensor_is_refused_by_name(entry, text):
     assert text in str(caught.value)
 
 
-def test_what_is_wrong_with_an_input_is_said_once():
+def test_an_error_names_its_input_once():
     entry = tensor(parameters={"shared_memory_region": "r"})
     with pytest.raises(PackageError) as caught:
         read_request(json.dumps({"inputs": [entry]}).encode())
@@ -382,7 +382,7 @@ def test_whole_numbers_may_be_written_as_floats():
 
 
 @pytest.mark.parametrize("came", [4, 12])
-def test_binary_data_that_do_not_fill_their_shape_are_refused_in_tritons_words(came):
+def test_binary_data_of_the_wrong_size_are_refused_with_tritons_message(came):
     entry = tensor(shape=[2], data=..., parameters={"binary_data_size": came})
     head = json.dumps({"inputs": [entry]}).encode()
     words = f"] input byte size mismatch for input 'x' for model 'm'. Expected 8, got {came}"
@@ -411,14 +411,14 @@ def test_text_of_a_wrong_number_of_elements_is_refused_in_tritons_words(elements
     assert str(caught.value).startswith(f"[request id: 7] {words}")
 
 
-def test_data_alone_that_do_not_fill_their_shape_are_refused_in_tritons_words():
+def test_a_raw_body_of_the_wrong_size_is_refused_with_tritons_message():
     with pytest.raises(PackageError) as caught:
         read_request(bytes(6), 0, model_name="m", raw_inputs=[RawInput("x", "INT32", (4,))])
     words = "input byte size mismatch for input 'x' for model 'm'. Expected 16, got 6"
     assert str(caught.value).startswith(f"[request id: <id_unknown>] {words}")
 
 
-def test_an_output_that_is_asked_for_twice_is_refused():
+def test_an_output_requested_twice_is_refused():
     body = {"inputs": [tensor()], "outputs": [{"name": "y"}, {"name": "z"}, {"name": "y"}]}
     with pytest.raises(PackageError, match="id_unknown>] output 'y' already exists in request"):
         read_request(json.dumps(body).encode())
@@ -466,7 +466,7 @@ def test_two_inputs_with_one_name_are_refused():
         read_request(body)
 
 
-def test_a_name_that_comes_again_after_very_many_others_is_found_as_soon_as_it_is_read():
+def test_a_duplicate_name_among_many_is_found_in_linear_time():
     inputs = [tensor(name=f"x{number % 10_000}") for number in range(10_001)]
     with pytest.raises(PackageError, match="input 'x0' already exists in request"):
         read_request(json.dumps({"inputs": [*inputs[1:], inputs[0]]}).encode())
@@ -568,7 +568,7 @@ REQUEST_LIKE = st.fixed_dictionaries(
 
 @given(REQUEST_LIKE, st.binary(max_size=20), st.none() | st.integers(-2, 400), st.booleans())
 @example({"inputs": []}, b"", None, True)
-def test_whatever_comes_is_read_or_refused(fields, tail, length, is_right):
+def test_any_json_is_parsed_or_refused(fields, tail, length, is_right):
     text = json.dumps(fields).encode()
     try:
         request = read_request(text + tail, len(text) if is_right else length)
@@ -579,7 +579,7 @@ def test_whatever_comes_is_read_or_refused(fields, tail, length, is_right):
 
 
 @given(st.binary(max_size=60), st.none() | st.integers(0, 60))
-def test_whatever_bytes_come_are_read_or_refused(body, length):
+def test_any_bytes_are_parsed_or_refused(body, length):
     try:
         read_request(body, length, raw_inputs=[RawInput("x", "BYTES", (1,))])
     except PackageError as error:
@@ -600,7 +600,7 @@ def test_a_damaged_request_is_read_or_refused(data):
     assert all(array.size <= len(damaged) for array in request.inputs.values())
 
 
-def test_how_outputs_come_is_no_parameter_of_the_model():
+def test_binary_data_output_is_not_a_parameter_of_the_model():
     body = b'{"inputs":[],"parameters":{"binary_data_output":true,"mine":1}}'
     request = read_request(body)
     assert (request.parameters, request.wants_binary) == ({"mine": 1}, True)

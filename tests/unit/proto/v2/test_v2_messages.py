@@ -271,7 +271,7 @@ def test_a_request_that_cannot_be_served_is_refused(message, text):
     assert text in str(caught.value)
 
 
-def test_an_output_that_is_asked_for_twice_is_refused():
+def test_an_output_requested_twice_is_refused():
     message = ModelInferRequest()
     for name in "yzy":
         message.outputs.add(name=name)
@@ -301,7 +301,7 @@ def message_of(response: InferResponse) -> ModelInferResponse:
 
 
 @given(PARAMETERS, st.dictionaries(st.text(max_size=5), ARRAYS, max_size=3))
-def test_a_response_says_what_it_is_made_of(parameters, outputs):
+def test_a_response_is_converted_completely(parameters, outputs):
     message = message_of(InferResponse("m", "1", "7", parameters, outputs))
     assert (message.model_name, message.model_version, message.id) == ("m", "1", "7")
     as_request = ModelInferRequest(parameters=message.parameters)

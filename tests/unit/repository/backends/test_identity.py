@@ -36,7 +36,7 @@ def test_an_optional_input_that_is_left_out_is_answered_by_zeros():
 
 
 @pytest.mark.parametrize(("most_rows", "shape"), [(8, (1, 1, 3)), (0, (1, 3))])
-def test_sizes_that_nobody_says_are_one(most_rows, shape):
+def test_unknown_sizes_are_one(most_rows, shape):
     zeros = identity(most_rows).process([{}])["OUTPUT0"]
     assert (zeros.shape, zeros.dtype, zeros.any()) == (shape, np.float32, False)
 

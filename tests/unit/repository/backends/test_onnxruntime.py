@@ -35,7 +35,7 @@ def test_a_scalar_has_the_dims_of_one(x: list[int], y: list[int], most: int, dim
     assert ([*config.input[0].dims], [*config.output[0].dims]) == dims
 
 
-def test_a_rank_that_the_file_does_not_say_is_asked_for() -> None:
+def test_an_unknown_rank_must_be_configured() -> None:
     with pytest.raises(ConfigError, match="does not say how many dimensions 'y' has: give its dim"):
         completed(ModelConfig(name="m"), note([1], None))
     said = ModelConfig(name="m")
@@ -44,9 +44,7 @@ def test_a_rank_that_the_file_does_not_say_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("word", "taken"), [("true", True), ("false", None)])
-def test_a_configuration_says_that_its_model_takes_arrays_without_elements(
-    word: str, taken: bool | None
-) -> None:
+def test_takes_empty_is_read_from_the_configuration(word: str, taken: bool | None) -> None:
     assert _settings(word).get("takes_empty") is taken
     with pytest.raises(ConfigError, match="takes_empty: expected true or false, found 'yes'"):
         _settings("yes")

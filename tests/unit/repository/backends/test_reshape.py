@@ -42,14 +42,14 @@ def test_an_input_may_be_missing():
     assert found.fed({}) == {}
 
 
-def test_without_reshape_nothing_is_copied():
+def test_without_reshape_no_array_is_copied():
     arrays = {"X": np.zeros(4)}
     assert reshaping('input { name: "X" dims: 4 }') == Reshaping(skip=1)
     assert reshaping("").fed(arrays) is arrays
     assert reshaping("").answered(arrays) is arrays
 
 
-def test_an_output_with_too_few_elements_is_an_error_of_its_own():
+def test_an_output_with_too_few_elements_is_an_error():
     found = reshaping('output { name: "Y" dims: 4 reshape { shape: [ 2, 2 ] } }')
     with pytest.raises(PayloadTypeError, match=r"'Y' has the shape \[1, 3\]"):
         found.answered({"Y": np.zeros((1, 3))})

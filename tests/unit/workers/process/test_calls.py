@@ -32,10 +32,10 @@ def dropped(sock: socket.socket) -> list[int]:
     except BlockingIOError:
         return []
     said = [msgspec.msgpack.decode(body, type=CallsMessage) for body in Unframer().feed(data)]
-    return [wire.metric.number for each in said for wire in each.calls if wire.metric is not None]
+    return [wire.metric.number for item in said for wire in item.calls if wire.metric is not None]
 
 
-def test_a_family_that_is_dropped_in_the_middle_of_a_call_waits_for_it(ends: Ends) -> None:
+def test_a_family_dropped_during_a_call_is_sent_later(ends: Ends) -> None:
     link, server = ends
     with link._lock:  # the garbage collector runs in a thread that has it
         link.drop_metrics(MetricUse(1, "drop"))
@@ -44,7 +44,7 @@ def test_a_family_that_is_dropped_in_the_middle_of_a_call_waits_for_it(ends: End
     assert dropped(server) == [1, 2]
 
 
-def test_a_process_that_a_model_has_forked_drops_nothing(
+def test_a_forked_child_of_a_model_drops_nothing(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link, server = ends
@@ -54,7 +54,7 @@ def test_a_process_that_a_model_has_forked_drops_nothing(
     assert dropped(server) == []
 
 
-def test_nothing_is_raised_when_the_server_has_gone(ends: Ends) -> None:
+def test_without_a_server_no_error_is_raised(ends: Ends) -> None:
     link, server = ends
     server.close()
     link.drop_metrics(MetricUse(1, "drop"))

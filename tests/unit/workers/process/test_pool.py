@@ -44,7 +44,7 @@ async def test_start_returns_when_every_worker_is_ready():
 
 
 @virtual
-async def test_a_worker_whose_pid_is_known_later_is_the_same_one():
+async def test_a_worker_whose_pid_becomes_known_later_has_the_same_life():
     async with FakePool() as pool:
         (child,) = await pool.begin()
         pid, child.pid = child.pid, None
@@ -94,7 +94,7 @@ async def test_a_process_that_dies_while_it_starts_fails_the_start():
 
 
 @virtual
-async def test_a_process_that_dies_as_soon_as_it_is_ready_fails_the_start():
+async def test_a_process_that_dies_once_it_is_ready_fails_the_start():
     async with FakePool() as pool:
         (child,) = await pool.begin()
         child.is_ready()
@@ -104,7 +104,7 @@ async def test_a_process_that_dies_as_soon_as_it_is_ready_fails_the_start():
 
 
 @virtual
-async def test_no_second_failure_is_told_of_a_start_that_failed():
+async def test_a_failed_start_reports_no_second_failure():
     async with FakePool(2) as pool:
         first, second = await pool.begin()
         first.dies()
@@ -166,14 +166,14 @@ async def test_a_restart_without_descriptors_is_tried_again(pool, child):
 
 
 @played(2)
-async def test_what_is_submitted_at_once_goes_out_in_one_frame_to_each_worker(pool, first, second):
+async def test_simultaneous_runs_are_sent_in_one_frame_to_each_worker(pool, first, second):
     pool.workers.submit([run_of(1), run_of(2), run_of(3, 4)])
     assert (first.taken_ids, second.taken_ids) == ([[1], [3, 4]], [[2]])
     assert (len(first.works), len(second.works)) == (1, 1)
 
 
 @played(2)
-async def test_a_run_goes_to_the_worker_that_it_names_and_is_not_taken_from_it(pool, first, second):
+async def test_a_run_with_a_worker_is_sent_there_and_not_moved(pool, first, second):
     runs = [run_of(number) for number in range(4)]
     for run in runs[:3]:
         run.worker = 1
@@ -191,7 +191,7 @@ async def test_a_run_goes_to_the_worker_that_it_names_and_is_not_taken_from_it(p
 
 
 @played()
-async def test_a_result_is_what_the_worker_reported(pool, child):
+async def test_a_result_has_the_values_that_the_worker_reported(pool, child):
     run = run_of(1, 2, x="init")
     run.items[0].inputs["read"]["x"] = BIG
     pool.workers.submit([run])
@@ -207,7 +207,7 @@ async def test_a_result_is_what_the_worker_reported(pool, child):
 
 
 @played()
-async def test_a_run_knows_when_an_idle_worker_was_sent_it(pool, child):
+async def test_a_run_has_the_time_at_which_an_idle_worker_was_sent_it(pool, child):
     before_ns = time.monotonic_ns()
     first, second = run_of(1), run_of(2)
     pool.workers.submit([first, second])
@@ -221,7 +221,7 @@ async def test_a_run_knows_when_an_idle_worker_was_sent_it(pool, child):
 
 
 @played()
-async def test_an_error_comes_home_as_what_it_is(pool, child):
+async def test_an_error_has_its_class_in_the_server(pool, child):
     run = run_of(1)
     pool.workers.submit([run])
     child.answers(*child.take(), payload=ErrorFields("ProductError", 51, "no face"))
@@ -232,7 +232,7 @@ async def test_an_error_comes_home_as_what_it_is(pool, child):
 
 
 @played()
-async def test_a_payload_that_came_from_a_worker_goes_to_the_next_unopened(pool, child):
+async def test_a_payload_of_a_worker_is_forwarded_unopened(pool, child):
     run = run_of(1, x=BIG)
     pool.workers.submit([run])
     child.answers(*child.take())
@@ -259,7 +259,7 @@ async def test_samples_that_are_over_are_not_sent(pool, child):
 
 
 @played()
-async def test_what_ran_together_is_told_of_the_samples_that_were_sent(pool, child):
+async def test_executions_are_mapped_to_the_samples_that_were_sent(pool, child):
     run = run_of(1, 2, 3)
     run.items[1].is_over = True
     pool.workers.submit([run])
@@ -274,7 +274,7 @@ async def test_what_ran_together_is_told_of_the_samples_that_were_sent(pool, chi
 
 
 @played()
-async def test_a_run_whose_samples_are_all_over_is_done_without_a_worker(pool, child):
+async def test_a_run_of_finished_samples_ends_without_a_worker(pool, child):
     run = run_of(1, 2)
     for sample in run.items:
         sample.is_over = True
@@ -289,7 +289,7 @@ async def test_a_run_whose_samples_are_all_over_is_done_without_a_worker(pool, c
 
 
 @played()
-async def test_what_no_pickle_takes_fails_alone(pool, child):
+async def test_an_unpicklable_sample_fails_alone(pool, child):
     run = run_of(1, 2, x=BIG)
     run.items[0].inputs["read"]["odd"] = Unpicklable()
     pool.workers.submit([run])
@@ -303,7 +303,7 @@ async def test_what_no_pickle_takes_fails_alone(pool, child):
 
 
 @played()
-async def test_a_run_of_which_nothing_can_be_sent_is_done(pool, child):
+async def test_a_run_without_sendable_samples_ends(pool, child):
     run = run_of(1, odd=Unpicklable())
     pool.workers.submit([run])
     await settle()
@@ -340,7 +340,7 @@ async def test_jobs_that_are_submitted_while_no_worker_is_up_wait_for_one(pool, 
 
 
 @played(2)
-async def test_jobs_that_wait_go_before_those_that_come(pool, first, second):
+async def test_waiting_jobs_precede_new_ones(pool, first, second):
     pool.workers.submit([run_of(1), run_of(2), run_of(3), run_of(4)])
     first.dies()  # 1 and 3 wait, since the other worker is busy
     assert second.taken_ids == [[2], [4]]
@@ -365,7 +365,7 @@ async def test_more_than_the_socket_takes_is_sent_as_the_worker_reads(pool, chil
 
 
 @played()
-async def test_a_worker_that_dies_with_frames_still_to_send_disturbs_nobody(pool, child):
+async def test_a_worker_that_dies_with_unsent_frames_loses_no_job(pool, child):
     runs = [run_of(number, x=[0.5] * 20_000) for number in range(20)]
     pool.workers.submit(runs)
     child.closes_its_socket()
@@ -388,7 +388,7 @@ def begins(pool, child, job, ago_s=0.0):
 
 
 @played(2)
-async def test_jobs_do_not_wait_behind_a_slow_one_while_another_worker_is_idle(pool, first, second):
+async def test_jobs_move_from_a_slow_worker_to_an_idle_one(pool, first, second):
     runs = [run_of(number) for number in range(6)]
     pool.workers.submit(runs)
     slow, *_ = first.take()
@@ -422,9 +422,7 @@ async def test_jobs_of_a_worker_that_gets_on_are_left_to_it(pool, first, second)
 
 
 @played(2)
-async def test_the_worker_that_comes_up_takes_over_what_waits_behind_a_slow_job(
-    pool, first, second
-):
+async def test_a_restarted_worker_gets_jobs_that_wait_behind_a_slow_one(pool, first, second):
     second.dies()
     await settle()
     pool.workers.submit([run_of(1), run_of(2)])
@@ -436,7 +434,7 @@ async def test_the_worker_that_comes_up_takes_over_what_waits_behind_a_slow_job(
 
 
 @played(2)
-async def test_what_both_sides_take_for_the_others_is_reported_and_runs(pool, first, second):
+async def test_a_job_revoked_by_both_sides_is_reported_and_runs(pool, first, second):
     """The worker sees that the job was revoked; from here it looked begun just before that."""
     runs = [run_of(number) for number in range(4)]
     pool.workers.submit(runs)
@@ -456,7 +454,7 @@ async def test_what_both_sides_take_for_the_others_is_reported_and_runs(pool, fi
 
 
 @played(2)
-async def test_jobs_that_a_stopped_worker_has_not_begun_go_on_at_once(pool, first, second):
+async def test_waiting_jobs_of_a_stopped_worker_run_elsewhere_at_once(pool, first, second):
     runs = [run_of(number) for number in range(4)]
     pool.workers.submit(runs)
     held, waiting = first.take()
@@ -491,8 +489,8 @@ async def test_a_log_handler_that_raises_costs_no_result():
         raise ValueError("a filter of the user's")
 
     async with FakePool(on_record=refuse) as pool:
-        told = []
-        pool.loop.set_exception_handler(lambda loop, context: told.append(context["exception"]))
+        reported = []
+        pool.loop.set_exception_handler(lambda loop, context: reported.append(context["exception"]))
         (child,) = await pool.up()
         pool.workers.submit([run_of(1), run_of(2)])
         first, second = child.take()
@@ -501,14 +499,14 @@ async def test_a_log_handler_that_raises_costs_no_result():
         child.answers(second, payload="b")
         await settle()
         assert len(pool.finished) == 2
-        assert [type(error) for error in told] == [ValueError]
+        assert [type(error) for error in reported] == [ValueError]
 
 
 # Hangs --------------------------------------------------------------------------------------------
 
 
 @played(2)
-async def test_a_worker_that_hangs_is_killed_and_its_other_jobs_go_on_in_order(pool, first, second):
+async def test_a_hanging_worker_is_killed_and_its_other_jobs_run_in_order(pool, first, second):
     runs = [run_of(number) for number in range(6)]
     pool.workers.submit(runs)
     first.begins(first.take()[0])
@@ -530,7 +528,7 @@ async def test_a_worker_that_hangs_is_killed_and_its_other_jobs_go_on_in_order(p
 
 
 @played()
-async def test_of_a_worker_that_hung_and_was_killed_nothing_is_lost_twice(pool, child):
+async def test_a_job_of_a_killed_worker_is_lost_once(pool, child):
     run = run_of(1)
     pool.workers.submit([run])
     child.begins(child.take()[0])
@@ -546,9 +544,7 @@ async def test_of_a_worker_that_hung_and_was_killed_nothing_is_lost_twice(pool, 
 
 
 @played(2)
-async def test_the_late_result_of_a_job_that_was_taken_back_is_dropped_with_its_memory(
-    pool, first, second
-):
+async def test_the_late_result_of_a_revoked_job_is_dropped_with_its_memory(pool, first, second):
     run = run_of(1, x=BIG)
     pool.workers.submit([run])
     (job,) = first.take()
@@ -564,7 +560,7 @@ async def test_the_late_result_of_a_job_that_was_taken_back_is_dropped_with_its_
 
 
 @played()
-async def test_a_job_counts_as_called_a_moment_after_an_idle_worker_could_have_begun(pool, child):
+async def test_a_job_sent_to_an_idle_worker_counts_as_called_after_a_moment(pool, child):
     given = pool.loop.time()
     pool.workers.submit([run_of(1), run_of(2)])
     first, _ = child.take()
@@ -584,7 +580,7 @@ async def test_a_job_counts_as_called_a_moment_after_an_idle_worker_could_have_b
 
 
 @played()
-async def test_of_requests_that_run_one_by_one_the_one_that_the_worker_died_at_is_told(pool, child):
+async def test_the_request_that_ran_when_the_worker_died_is_named(pool, child):
     run = run_of(1, 2, 3)
     pool.workers.submit([run])
     child.begins(child.take()[0])
@@ -606,7 +602,7 @@ async def hang(pool, run):
 
 
 @played()
-async def test_hangs_in_a_row_are_no_outage_for_those_who_wait_behind_them(pool):
+async def test_consecutive_hangs_are_not_an_outage_for_waiting_requests(pool):
     """One request after the other on a fresh process, and no pause between them."""
     hanging = [run_of(number) for number in range(5)]
     innocent = run_of(100)
@@ -659,7 +655,7 @@ async def test_workers_that_never_take_a_job_up_are_an_outage(pool):
 
 
 @played(2)
-async def test_the_batch_that_a_worker_died_of_is_lost_and_the_others_are_not(pool, first, second):
+async def test_only_the_running_batch_of_a_dead_worker_is_lost(pool, first, second):
     runs = [run_of(number, number + 50) for number in range(6)]
     pool.workers.submit(runs)
     jobs = first.take()
@@ -689,7 +685,7 @@ async def test_a_worker_that_dies_between_two_batches_loses_none(pool, child):
 
 
 @played()
-async def test_every_result_that_a_worker_got_out_counts_whatever_is_reported_first(pool, child):
+async def test_each_result_sent_before_a_death_counts(pool, child):
     runs = [run_of(1), run_of(2)]
     pool.workers.submit(runs)
     first, second = child.take()
@@ -703,7 +699,7 @@ async def test_every_result_that_a_worker_got_out_counts_whatever_is_reported_fi
 
 
 @played()
-async def test_half_a_report_counts_for_nothing(pool, child):
+async def test_a_partial_report_is_ignored(pool, child):
     run = run_of(1)
     pool.workers.submit([run])
     (job,) = child.take()
@@ -714,9 +710,7 @@ async def test_half_a_report_counts_for_nothing(pool, child):
 
 
 @played(2)
-async def test_a_worker_whose_end_is_seen_before_it_is_reported_keeps_its_jobs_until_then(
-    pool, first
-):
+async def test_a_worker_with_a_closed_socket_keeps_its_jobs_until_its_end_is_reported(pool, first):
     run = run_of(1)
     pool.workers.submit([run])
     first.begins(first.take()[0])
@@ -748,7 +742,7 @@ async def test_a_worker_that_closes_its_socket_but_lives_is_killed(pool, child):
 
 
 @played(2)
-async def test_a_worker_that_ended_is_replaced_at_once_and_the_owner_is_told(pool, first):
+async def test_a_dead_worker_is_replaced_at_once_and_the_owner_is_notified(pool, first):
     changes = pool.owner.changes
     first.dies()
     assert pool.owner.changes > changes
@@ -762,7 +756,7 @@ async def test_a_worker_that_ended_is_replaced_at_once_and_the_owner_is_told(poo
 
 
 @virtual
-async def test_the_log_says_who_ended_why_and_what_follows(caplog):
+async def test_the_log_names_worker_cause_and_restart(caplog):
     with caplog.at_level(logging.WARNING, "pipeline"):
         async with FakePool() as pool:
             (child,) = await pool.up()
@@ -801,7 +795,7 @@ async def test_the_pause_before_a_restart_grows(pool):
 
 
 @played()
-async def test_a_crash_loop_is_an_outage_that_fails_what_waits_until_a_worker_comes_up(pool):
+async def test_a_crash_loop_is_an_outage_that_fails_waiting_runs(pool):
     await crash(pool, 2)
     run = run_of(1)
     pool.workers.submit([run])
@@ -832,7 +826,7 @@ async def test_a_crash_loop_is_over_with_the_first_batch(pool):
 
 
 @played()
-async def test_a_crash_loop_is_over_when_the_worker_has_stayed_up_for_a_while(pool):
+async def test_a_crash_loop_ends_when_the_worker_stays_up(pool):
     await crash(pool, 3)
     pool.children[-1].is_ready()
     await settle()
@@ -845,7 +839,7 @@ async def test_a_crash_loop_is_over_when_the_worker_has_stayed_up_for_a_while(po
 
 
 @played()
-async def test_a_worker_that_dies_of_every_second_batch_is_no_crash_loop(pool):
+async def test_a_worker_that_dies_in_every_second_batch_is_not_a_crash_loop(pool):
     for number in range(6):
         child = pool.children[-1]
         if number:
@@ -864,7 +858,7 @@ async def test_a_worker_that_dies_of_every_second_batch_is_no_crash_loop(pool):
 
 
 @played(2)
-async def test_one_that_is_replaced_does_not_matter_while_there_is_another(pool, first):
+async def test_a_replacement_does_not_affect_readiness_while_another_worker_is_up(pool, first):
     first.dies()
     await settle()
     assert pool.workers.is_ready
@@ -885,7 +879,7 @@ async def test_as_long_as_one_place_is_well_there_is_hope(pool, first):
 
 
 @played(2)
-async def test_a_stopped_worker_gets_no_jobs_until_it_goes_on(pool, first):
+async def test_a_stopped_worker_gets_no_jobs_until_it_continues(pool, first):
     first.stops()
     assert pool.workers.count == 1
     pool.workers.submit([run_of(1), run_of(2)])
@@ -912,7 +906,7 @@ async def test_a_worker_that_stays_stopped_is_killed_and_its_jobs_go_on(pool, fi
 
 
 @virtual
-async def test_a_worker_that_is_stopped_and_continued_while_it_starts_is_left_alone():
+async def test_a_worker_that_is_stopped_and_continued_during_its_start_is_left_alone():
     async with FakePool() as pool:
         (child,) = await pool.begin()
         child.stops()
@@ -925,7 +919,7 @@ async def test_a_worker_that_is_stopped_and_continued_while_it_starts_is_left_al
 
 
 @virtual
-async def test_a_worker_that_is_stopped_right_after_it_was_ready_gets_no_jobs():
+async def test_a_worker_stopped_right_after_ready_gets_no_jobs():
     async with FakePool(2) as pool:
         first, second = await pool.begin()
         first.is_ready()
@@ -940,7 +934,7 @@ async def test_a_worker_that_is_stopped_right_after_it_was_ready_gets_no_jobs():
 
 
 @virtual
-async def test_a_worker_that_is_stopped_right_after_it_was_ready_is_killed_all_the_same():
+async def test_a_worker_stopped_right_after_ready_is_killed():
     async with FakePool() as pool:
         (child,) = await pool.begin()
         child.is_ready()
@@ -953,7 +947,7 @@ async def test_a_worker_that_is_stopped_right_after_it_was_ready_is_killed_all_t
 
 
 @played()
-async def test_the_memory_of_a_dead_worker_lives_as_long_as_what_refers_to_it(pool, child):
+async def test_the_memory_of_a_dead_worker_stays_while_payloads_refer_to_it(pool, child):
     region = child.region
     run = run_of(1, x=BIG + 7)
     pool.workers.submit([run])
@@ -974,7 +968,7 @@ async def test_the_memory_of_a_dead_worker_lives_as_long_as_what_refers_to_it(po
 
 
 @played(2)
-async def test_a_region_that_is_used_again_is_not_freed_by_what_came_before(pool, first, second):
+async def test_a_reused_region_is_not_freed_by_earlier_payloads(pool, first, second):
     kept = run_of(1, x=BIG)
     pool.workers.submit([kept])
     first.answers(*first.take())
@@ -1001,7 +995,7 @@ async def test_a_region_that_is_used_again_is_not_freed_by_what_came_before(pool
 
 
 @played()
-async def test_a_worker_is_told_what_is_free_with_its_next_job(pool, child):
+async def test_a_worker_receives_freed_blocks_with_its_next_job(pool, child):
     for number in range(100):  # 6 MiB through a region of 1 MiB
         run = run_of(number, x=BIG)
         pool.workers.submit([run])
@@ -1044,9 +1038,7 @@ async def test_stop_parts_from_the_workers_and_waits_for_them(pool, first, secon
 
 
 @played(2)
-async def test_workers_that_do_not_end_are_killed_and_those_that_remain_are_counted(
-    pool, first, second
-):
+async def test_stop_kills_workers_and_counts_the_remaining_ones(pool, first, second):
     stopping = asyncio.ensure_future(pool.workers.stop(5.0))
     await asyncio.sleep(4.9)
     assert not first.is_killed
@@ -1069,7 +1061,7 @@ async def test_stop_calls_off_a_restart_that_is_due(pool):
 
 
 @played()
-async def test_a_worker_that_comes_up_while_the_pool_stops_gets_no_jobs(pool, child):
+async def test_a_worker_that_starts_while_the_pool_stops_gets_no_jobs(pool, child):
     child.dies()
     await settle()
     pool.workers.submit([run_of(1)])
@@ -1101,7 +1093,7 @@ async def test_new_workers_are_there_when_they_are_ready(pool):
 
 
 @played(1)
-async def test_if_one_cannot_start_none_comes_and_the_others_go_on(pool, first):
+async def test_a_failed_start_of_one_new_worker_dismisses_all_new_ones(pool, first):
     adding = asyncio.ensure_future(pool.workers.add([1, 2]))
     await settle()
     _, second, third = pool.children
@@ -1123,9 +1115,7 @@ async def test_if_one_cannot_start_none_comes_and_the_others_go_on(pool, first):
 
 
 @played(2)
-async def test_who_is_dismissed_finishes_what_it_has_begun_and_the_rest_goes_to_others(
-    pool, first, second
-):
+async def test_a_dismissed_worker_finishes_its_job_and_the_rest_moves(pool, first, second):
     runs = [run_of(number) for number in range(1, 5)]
     pool.workers.submit(runs)
     begun, *_ = second.take()
@@ -1149,7 +1139,7 @@ async def test_who_is_dismissed_finishes_what_it_has_begun_and_the_rest_goes_to_
 
 
 @played(2)
-async def test_who_dies_after_it_was_dismissed_is_not_replaced(pool, first, second):
+async def test_a_dismissed_worker_that_dies_is_not_replaced(pool, first, second):
     run = run_of(1)
     pool.workers.submit([run_of(0), run])
     (begun,) = second.take()
@@ -1163,7 +1153,7 @@ async def test_who_dies_after_it_was_dismissed_is_not_replaced(pool, first, seco
 
 
 @played(2)
-async def test_who_takes_too_long_to_leave_is_not_waited_for(pool, first, second):
+async def test_a_worker_that_leaves_too_slowly_is_not_waited_for(pool, first, second):
     pool.workers.submit([run_of(0), run_of(1)])
     second.begins(*second.take())
     pool.workers.dismiss([1])

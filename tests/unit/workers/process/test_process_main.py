@@ -155,7 +155,7 @@ class Home:
 # Start ----------------------------------------------------------------------------------------
 
 
-def test_the_op_is_set_up_for_its_worker_before_init_op_and_then_the_worker_is_ready():
+def test_the_op_is_prepared_before_init_op_and_ready_is_reported_after_it():
     class Loads(Echo):
         def init_op(self):
             seen.append((self.concurrency_idx, self.client))
@@ -167,7 +167,7 @@ def test_the_op_is_set_up_for_its_worker_before_init_op_and_then_the_worker_is_r
 
 
 @pytest.mark.parametrize("error", [ValueError("no file"), SystemExit("no file")])
-def test_an_init_op_that_raises_is_reported_with_its_traceback_and_the_worker_ends(error):
+def test_an_exception_in_init_op_is_reported_and_the_worker_ends(error):
     class Broken(Echo):
         def init_op(self):
             raise error
@@ -182,7 +182,7 @@ def test_an_init_op_that_raises_is_reported_with_its_traceback_and_the_worker_en
         assert home.ended_with == []
 
 
-def test_an_error_that_cannot_say_what_it_is_is_reported_all_the_same():
+def test_an_exception_without_text_is_reported():
     class Mute(Exception):
         def __str__(self):
             raise ValueError("mute")
@@ -203,7 +203,7 @@ def made(argument):
     return Made("made")
 
 
-def test_a_worker_without_an_op_makes_the_one_that_it_is_told_of():
+def test_a_worker_without_an_op_makes_the_one_of_its_spec():
     home = Home()
     home.main = WorkerMain(None, home.arena, lambda send: None, lambda op, number: None)
     home.init = Init(home.region, 0, spec=WorkerSpec(f"{__name__}:made", b"it"))
@@ -212,7 +212,7 @@ def test_a_worker_without_an_op_makes_the_one_that_it_is_told_of():
         assert home.ready().ask({"x": 1}) == [{"made_of": b"it", "batch_size": 3}]
 
 
-def test_a_worker_that_cannot_make_its_op_says_so():
+def test_a_worker_that_cannot_make_its_op_reports_it():
     home = Home()
     home.main = WorkerMain(None, home.arena, lambda send: None, lambda op, number: None)
     home.init = Init(home.region, 0, spec=WorkerSpec("pipeline.no_such:made", b""))
@@ -238,7 +238,7 @@ def test_async_methods_run_on_one_loop_and_it_ends_with_the_worker():
         assert loops[0].is_closed()
 
 
-def test_a_worker_whose_server_is_gone_before_it_began_ends_quietly():
+def test_a_worker_without_a_server_ends_quietly():
     home = Home()
     home.sock.close()
     home.thread.start()
@@ -268,7 +268,7 @@ def test_every_sample_is_answered_in_order_and_the_times_rise():
         assert times[0] > 0
 
 
-def test_a_batch_in_several_calls_says_which_samples_ran_together():
+def test_a_batch_in_several_calls_reports_its_executions():
     class Bounded(Echo):
         input_tensors = (Tensor("x", "FP32", ()),)
         max_batch_size = 4
@@ -296,7 +296,7 @@ def test_the_ids_of_a_request_reach_the_user():
         assert home.opened(result) == [{"ids": [100, 2**64 - 1]}]
 
 
-def test_what_is_large_comes_in_shared_memory_and_is_the_users_own():
+def test_large_data_is_a_writable_copy_from_shared_memory():
     class Hurts(Echo):
         def preprocess(self, input_dicts, data_id, log_id):
             picture = input_dicts["read"]["x"]
@@ -328,7 +328,7 @@ def test_blocks_that_the_server_has_freed_are_used_again():
         assert len(seen) <= 2
 
 
-def test_without_room_it_goes_in_band():
+def test_without_room_large_data_is_in_band():
     with Home() as home:
         home.ready()
         lengths = []
@@ -375,7 +375,7 @@ def test_an_input_that_cannot_be_built_again_fails_alone():
         (SystemExit(3), 10000, "UserCodeError"),
     ],
 )
-def test_an_error_of_the_users_comes_home_and_the_worker_goes_on(raised, code, kind):
+def test_a_users_error_is_reported_and_the_worker_continues(raised, code, kind):
     class Raises(Echo):
         def preprocess(self, input_dicts, data_id, log_id):
             if "bad" in input_dicts["read"]:
@@ -390,7 +390,7 @@ def test_an_error_of_the_users_comes_home_and_the_worker_goes_on(raised, code, k
         assert home.ask({"x": 2}) == [{"x": 2}]
 
 
-def test_an_error_that_may_be_tried_again_elsewhere_stays_one():
+def test_an_error_that_may_be_retried_keeps_its_class():
     class Away(Echo):
         def process(self, feed_batch, typical_logid):
             raise PredictorUnavailableError("peer gone")
@@ -403,7 +403,7 @@ def test_an_error_that_may_be_tried_again_elsewhere_stays_one():
 # When messages are sent -------------------------------------------------------------------------
 
 
-def test_jobs_that_came_together_are_all_answered_in_order():
+def test_jobs_of_one_frame_are_all_answered_in_order():
     with Home() as home:
         home.ready()
         home.send(*[home.job({"x": number}) for number in range(200)])
@@ -420,7 +420,7 @@ def test_a_result_is_sent_before_the_worker_waits():
             assert home.ask({"x": number}) == [{"x": number}], "each comes without the next"
 
 
-def test_a_job_that_took_long_is_reported_before_the_next_one_is_begun():
+def test_a_slow_job_is_reported_before_the_next_one_starts():
     class Slow(Echo):
         def preprocess(self, input_dicts, data_id, log_id):
             if "wait" in input_dicts["read"]:
@@ -441,7 +441,7 @@ def test_a_job_that_took_long_is_reported_before_the_next_one_is_begun():
         assert second.number == 2
 
 
-def test_the_status_page_tells_what_it_works_on_until_the_result_is_out():
+def test_the_status_page_names_the_job_until_its_result_is_sent():
     class Watches(Echo):
         def preprocess(self, input_dicts, data_id, log_id):
             self.seen = [home.status.job, home.status.call_started]
@@ -486,7 +486,7 @@ def test_jobs_that_were_recalled_are_skipped_and_reported():
         assert (results, skipped) == ([1, 4], [2, 3])
 
 
-def test_a_worker_that_dies_of_sending_a_result_is_found_at_that_job():
+def test_a_worker_that_dies_while_sending_a_result_is_at_that_job():
     """Else the job would count as not begun, and go from worker to worker, killing each."""
 
     class Waits(Echo):
@@ -520,7 +520,7 @@ def test_work_that_had_come_is_done_and_then_the_worker_ends_quietly():
         assert home.ended_with == []
 
 
-def test_a_result_does_not_wait_behind_a_job_of_which_nothing_is_known():
+def test_a_result_does_not_wait_behind_a_job_of_unknown_length():
     class Waits(Op):
         def preprocess(self, input_dicts, data_id, log_id):
             if input_dicts["read"]["x"] == "slow":
@@ -540,7 +540,7 @@ def test_a_result_does_not_wait_behind_a_job_of_which_nothing_is_known():
         assert slow.number == 2
 
 
-def test_the_deadline_of_a_request_comes_along():
+def test_a_request_has_its_deadline_in_the_worker():
     class Deadline(Op):
         def process(self, feed_batch, typical_logid):
             return {"ends": [call_deadline()]}, 0, ""

@@ -21,7 +21,7 @@ def waits(made=2):
     return SliceEnd([made], [False], [[0]], False, 7)
 
 
-async def begun(pool, child, *data_ids):
+async def started_stream(pool, child, *data_ids):
     """A stream whose generator waits in `child`, which has made two parts."""
     run = stream_of(*data_ids)
     pool.workers.submit([run])
@@ -42,7 +42,7 @@ def made(pool):
 
 @played()
 async def test_parts_come_home_before_the_end_of_their_slice(pool, child):
-    run, job = await begun(pool, child, 1)
+    run, job = await started_stream(pool, child, 1)
     assert job.allowed == [2]
     assert made(pool) == [(0, {"x": "a"}), (0, {"x": "b"})]
     assert pool.finished == [run]
@@ -51,8 +51,8 @@ async def test_parts_come_home_before_the_end_of_their_slice(pool, child):
 
 
 @played(2)
-async def test_a_stream_goes_on_where_it_began(pool, first, second):
-    run, job = await begun(pool, first, 1)
+async def test_a_stream_continues_at_the_worker_where_it_started(pool, first, second):
+    run, job = await started_stream(pool, first, 1)
     run.allowed = [5]
     pool.workers.submit([run])
     assert second.take() == []
@@ -67,13 +67,13 @@ async def test_a_stream_goes_on_where_it_began(pool, first, second):
 
 @played(2)
 async def test_new_streams_are_spread_over_idle_processes(pool, first, second):
-    await begun(pool, first, 1)
-    await begun(pool, second, 2)
-    await begun(pool, first, 3)
+    await started_stream(pool, first, 1)
+    await started_stream(pool, second, 2)
+    await started_stream(pool, first, 3)
 
 
 @played()
-async def test_who_has_left_is_told_with_the_slice(pool, child):
+async def test_requests_that_left_are_sent_with_the_slice(pool, child):
     run = stream_of(1, 2, 3)
     run.items[0].is_over = True  # is not even sent
     pool.workers.submit([run])
@@ -88,7 +88,7 @@ async def test_who_has_left_is_told_with_the_slice(pool, child):
 
 
 @played()
-async def test_what_cannot_be_sent_ends_alone(pool, child):
+async def test_an_unsendable_request_of_a_stream_ends_alone(pool, child):
     run = stream_of(1, 2)
     run.items[0].log_id = 2**70
     pool.workers.submit([run])
@@ -103,7 +103,7 @@ async def test_what_cannot_be_sent_ends_alone(pool, child):
 
 
 @played()
-async def test_a_stream_of_which_nothing_can_be_sent_is_over(pool, child):
+async def test_a_stream_without_sendable_requests_ends(pool, child):
     run = stream_of(1)
     run.items[0].log_id = 2**70
     pool.workers.submit([run])
@@ -115,9 +115,9 @@ async def test_a_stream_of_which_nothing_can_be_sent_is_over(pool, child):
 
 @played(2)
 async def test_a_process_that_dies_takes_its_streams_along_and_no_others(pool, first, second):
-    waiting, _ = await begun(pool, first, 1)
-    other, _ = await begun(pool, second, 2)
-    running, _ = await begun(pool, first, 3)
+    waiting, _ = await started_stream(pool, first, 1)
+    other, _ = await started_stream(pool, second, 2)
+    running, _ = await started_stream(pool, first, 3)
     running.allowed = waiting.allowed = [9]
     pool.workers.submit([running, waiting])
     piece, _ = first.take()
@@ -137,7 +137,7 @@ async def test_a_process_that_dies_takes_its_streams_along_and_no_others(pool, f
 
 @played(2)
 async def test_a_process_that_hangs_takes_its_other_streams_along(pool, first, second):
-    waiting, _ = await begun(pool, first, 1)
+    waiting, _ = await started_stream(pool, first, 1)
     hangs = stream_of(2)
     hangs.worker = 0
     pool.workers.submit([hangs])
@@ -156,7 +156,7 @@ async def test_a_process_that_hangs_takes_its_other_streams_along(pool, first, s
 
 @played()
 async def test_slices_are_not_revoked(pool, child):
-    run, _ = await begun(pool, child, 1)
+    run, _ = await started_stream(pool, child, 1)
     run.allowed = [9]
     pool.workers.submit([run])
     (piece,) = child.take()

@@ -72,12 +72,12 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 @given(st.lists(messages, max_size=5), st.lists(st.integers(0, 10**6), max_size=20))
 def test_every_message_arrives_however_the_stream_is_cut(sent, cuts):
     unframer = Unframer()
-    got = []
+    collected = []
     for piece in pieces(b"".join(map(framed, sent)), cuts):
-        got += [bytes(body) for body in unframer.feed(piece)]
+        collected += [bytes(body) for body in unframer.feed(piece)]
     decoded = [
         msgspec.msgpack.decode(body, type=type(message))
-        for body, message in zip(got, sent, strict=True)
+        for body, message in zip(collected, sent, strict=True)
     ]
     assert decoded == sent
 
@@ -104,15 +104,15 @@ def test_a_frame_without_a_body_is_one():
 
 
 @given(st.lists(st.integers(0, 10**6), max_size=10), st.integers(0, 3))
-def test_frames_that_are_kept_for_later_stay_what_they_were(cuts, count):
+def test_decoded_frames_do_not_change_later(cuts, count):
     """The views that are given out do not hinder, or follow, what comes after."""
     sent = [WorkerReport(failure=str(number) * 30) for number in range(4)]
     unframer = Unframer()
-    kept = []
+    collected = []
     for piece in pieces(b"".join(map(framed, sent)), cuts):
-        kept += unframer.feed(piece)
-    assert [msgspec.msgpack.decode(body, type=WorkerReport) for body in kept] == sent
-    assert len(kept[count]) == len(msgspec.msgpack.encode(sent[count]))
+        collected += unframer.feed(piece)
+    assert [msgspec.msgpack.decode(body, type=WorkerReport) for body in collected] == sent
+    assert len(collected[count]) == len(msgspec.msgpack.encode(sent[count]))
 
 
 # The server's end ------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ async def test_a_report_that_is_longer_than_any_buffer_arrives():
 
 
 @virtual
-async def test_what_the_socket_does_not_take_is_sent_in_order_when_it_does():
+async def test_bytes_that_the_socket_does_not_accept_are_sent_later_in_order():
     with Ends() as ends:
         frames = [framed(WorkerReport(records=[bytes([number]) * MIB])) for number in range(5)]
         for frame in frames:
@@ -196,7 +196,7 @@ async def test_what_the_socket_does_not_take_is_sent_in_order_when_it_does():
 
 
 @virtual
-async def test_what_a_worker_that_is_gone_misses_is_dropped():
+async def test_frames_for_a_dead_worker_are_dropped():
     with Ends() as ends:
         for _ in range(3):
             ends.link.send(bytes(MIB))
@@ -209,7 +209,7 @@ async def test_what_a_worker_that_is_gone_misses_is_dropped():
 
 
 @virtual
-async def test_the_end_is_told_once_after_all_that_was_said():
+async def test_the_end_is_reported_once_after_all_frames():
     with Ends() as ends:
         ends.link.send(b"what the worker does not read")
         ends.theirs.send(framed(WorkerReport(is_ready=True)) + b"\x09")
@@ -220,7 +220,7 @@ async def test_the_end_is_told_once_after_all_that_was_said():
 
 
 @virtual
-async def test_to_part_is_no_end_of_the_other_side():
+async def test_a_local_close_does_not_report_an_end():
     with Ends() as ends:
         ends.link.close()
         assert ends.theirs.recv(1) == b""
@@ -231,7 +231,7 @@ async def test_to_part_is_no_end_of_the_other_side():
 
 
 @virtual
-async def test_drain_reads_what_is_there_and_parts():
+async def test_drain_reads_all_frames_and_closes():
     with Ends() as ends:
         sent = [WorkerReport(failure="x" * 30_000)] * 5 + [WorkerReport(is_ready=True)]
         for report in sent:
@@ -251,16 +251,16 @@ async def test_a_receiver_that_raises_gets_the_next_message():
             super().on_report(report)
             raise ValueError("not this one")
 
-    told = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, what: told.append(what))
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: reported.append(what))
     with Raises() as ends:
         for _ in range(2):
             ends.theirs.send(framed(WorkerReport()) * 2 + framed(WorkerReport())[:1])
             await settle()
             ends.theirs.send(framed(WorkerReport())[1:])
             await settle()
-        assert len(ends.reports) == len(told) == 6
-        assert {type(what["exception"]) for what in told} == {ValueError}
+        assert len(ends.reports) == len(reported) == 6
+        assert {type(what["exception"]) for what in reported} == {ValueError}
 
 
 @virtual
@@ -292,15 +292,17 @@ def pair():
 
 
 def read_reports(server: socket.socket, count: int) -> list[WorkerReport]:
-    unframer, got = Unframer(), []
-    while len(got) < count:
+    unframer, collected = Unframer(), []
+    while len(collected) < count:
         data = server.recv(MIB)
         assert data, "the worker has parted"
-        got += [msgspec.msgpack.decode(body, type=WorkerReport) for body in unframer.feed(data)]
-    return got
+        collected += [
+            msgspec.msgpack.decode(body, type=WorkerReport) for body in unframer.feed(data)
+        ]
+    return collected
 
 
-def test_a_worker_reads_its_hello_and_then_what_is_there(pair):
+def test_a_worker_reads_its_init_and_then_its_jobs(pair):
     server, link = pair
     work = Jobs([WireJob(1, [])], [])
     server.sendall(framed(Init(3)) + framed(work) + framed(work)[:7])
@@ -322,7 +324,7 @@ def test_a_worker_learns_that_the_server_has_parted(pair, half):
         link.next()
 
 
-def test_a_worker_whose_server_is_gone_before_the_hello_learns_it(pair):
+def test_a_worker_whose_server_ended_before_the_init_gets_an_error(pair):
     server, link = pair
     server.sendall(framed(Init(3))[:-1])
     server.close()
@@ -357,7 +359,7 @@ def test_records_of_all_threads_arrive_in_whole_frames(pair):
         assert mine == list(range(200))
 
 
-def test_a_record_that_is_logged_amidst_a_send_goes_right_after_it(pair):
+def test_a_record_logged_during_a_send_follows_it(pair):
     """By a finaliser, which runs in the very thread that sends."""
     server, link = pair
     with link._sending:

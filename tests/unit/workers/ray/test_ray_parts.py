@@ -48,7 +48,7 @@ def jobs_due(deadline):
     return Jobs([WireJob(1, [WireItem(1, 0, {}, deadline), WireItem(2, 0, {})])], [])
 
 
-def test_on_one_machine_times_stay_as_they_are():
+def test_on_one_machine_times_are_unchanged():
     clock = ServerClock(True, lambda: 5_000_000_000)
     clock.heard(0)
     work = jobs_due(7.0)
@@ -56,7 +56,7 @@ def test_on_one_machine_times_stay_as_they_are():
     assert work.jobs[0].items[0].deadline == 7.0
 
 
-def test_a_deadline_is_put_on_the_clock_of_the_actor_and_times_on_that_of_the_server():
+def test_deadlines_and_times_are_converted_between_clocks():
     now = iter([5_000_000_900, 6_000_000_100, 7_000_000_500])
     clock = ServerClock(False, lambda: next(now))
     for sent_ns in (1_000_000_000, 2_000_000_000, 3_000_000_000):
@@ -83,17 +83,17 @@ def test_a_deadline_is_put_on_the_clock_of_the_actor_and_times_on_that_of_the_se
 
 
 def replied(memory, *payloads):
-    outcomes = [ItemOutcome(serialize(each, memory, memory, MIN_BYTES)) for each in payloads]
+    outcomes = [ItemOutcome(serialize(payload, memory, memory, MIN_BYTES)) for payload in payloads]
     return ActorReply([(1, WorkerReport(results=[Result(1, outcomes, False, 0, 0, 0, 0)]))])
 
 
 def test_large_answers_are_spread_over_the_objects_of_a_reply():
     memory = ActorMemory()
     message, *objects = memory.pack(replied(memory, {"x": big(1)}, {"x": 2}, {"x": big(3)}), 2)
-    assert [each[0][0] for each in objects] == [1, 3]
+    assert [item[0][0] for item in objects] == [1, 3]
     ((_, report),) = decode_reply(message).reports
     blocks = [outcome.payload.buffers for outcome in report.results[0].outcomes]
-    assert [[block.region for block in each] for each in blocks] == [[0], [], [1]]
+    assert [[block.region for block in item] for item in blocks] == [[0], [], [1]]
 
 
 def test_a_reply_without_objects_is_alone_unless_something_is_large_after_all():
@@ -104,7 +104,7 @@ def test_a_reply_without_objects_is_alone_unless_something_is_large_after_all():
     assert held[0][0] == 5
 
 
-def test_an_object_that_is_gone_has_no_reference_and_cannot_be_opened():
+def test_a_lost_object_has_no_reference_and_cannot_be_opened():
     api = FakeRay()
     memory = RayMemory(api)
     with pytest.raises(ObjectGoneError, match="nobody waits"):
@@ -137,7 +137,7 @@ def test_a_payload_for_several_actors_is_put_once():
     assert payload.open()["y"][0] == 2
 
 
-def test_records_wait_for_the_result_that_takes_them_along_and_go_alone_in_the_end():
+def test_records_wait_for_a_result_or_the_end():
     box = ReportBox()
     box.add_record(b"a line")
     assert not box.wait(0.0)
@@ -190,12 +190,12 @@ def test_a_model_is_unpacked_where_the_actor_is(tmp_path, name):
         unpack_model(op, list(files), [np.array(data) for data in files.values()], ends)
         there = Path(op.pipeline_config.local_service_conf.model_config)
         assert there != path
-        found = there / "1" / "weights" if name == "model" else there
-        assert found.read_bytes() in (b"w", b"m")
+        result = there / "1" / "weights" if name == "model" else there
+        assert result.read_bytes() in (b"w", b"m")
     assert not there.exists()
 
 
-def test_a_model_that_is_not_there_is_said_to_be_so(tmp_path):
+def test_a_missing_model_is_an_error(tmp_path):
     with pytest.raises(InitError, match=r"op.named.ray.model_from: .* found 0 files at .*nowhere"):
         model_files(op_with("nowhere"), tmp_path / "nowhere")
 
@@ -214,7 +214,7 @@ def near(name, other):
     return op
 
 
-def test_who_is_near_somebody_that_is_no_actor_is_refused():
+def test_near_must_name_an_op_with_actors():
     with pytest.raises(ConfigError, match=r"op.a.ray.near: a near b: there are no actors of that"):
         kind_of(near("a", "b")).fork()
 
@@ -224,7 +224,7 @@ def test_two_that_are_near_each_other_are_refused():
         kind_of(near("a", "b"), near("b", "a")).fork()
 
 
-def test_an_actor_that_is_to_be_near_is_put_on_a_node_of_the_other_op():
+def test_an_actor_near_another_op_is_placed_on_its_node():
     other, op = near("b", None), near("a", "b")
     kind = kind_of(other, op)
     kind.fork()
@@ -241,7 +241,7 @@ def test_an_actor_that_is_to_be_near_is_put_on_a_node_of_the_other_op():
     [("ray", False, True), ("ray", True, False), ("thread", False, False)],
 )
 @virtual
-async def test_answers_are_fetched_unless_all_who_read_them_are_actors(
+async def test_answers_are_fetched_unless_all_their_readers_are_actors(
     workers, is_cached, passes_on
 ):
     first = near("a", None)
@@ -253,7 +253,7 @@ async def test_answers_are_fetched_unless_all_who_read_them_are_actors(
 
 
 @virtual
-async def test_a_kind_that_was_never_asked_for_actors_closes_nothing():
+async def test_a_kind_without_actors_can_be_closed():
     kind = kind_of(near("a", None))
     kind.attach(asyncio.get_running_loop(), lambda: None)
     await kind.close()

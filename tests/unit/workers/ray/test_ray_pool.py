@@ -37,7 +37,7 @@ class Failing(Op):
 
 
 @virtual
-async def test_a_batch_goes_there_whole_and_its_answers_come_back():
+async def test_a_batch_is_sent_whole_and_its_answers_return():
     async with RayPool(Doubling("op")) as pool:
         (actor,) = await pool.up()
         run = run_of(1, 2, x=3)
@@ -50,7 +50,7 @@ async def test_a_batch_goes_there_whole_and_its_answers_come_back():
 
 
 @virtual
-async def test_each_batch_is_a_call_and_the_next_one_is_there_before_it_is_done():
+async def test_each_batch_is_a_call_and_the_next_is_sent_ahead():
     async with RayPool(Doubling("op"), count=2) as pool:
         first, second = await pool.up()
         assert pool.workers.ahead == 1
@@ -70,7 +70,7 @@ async def test_an_init_op_that_fails_fails_the_start():
 
 
 @virtual
-async def test_what_cannot_be_sent_fails_the_start():
+async def test_an_op_that_cannot_be_sent_fails_the_start():
     async with RayPool(Doubling("op")) as pool:
         pool.api.refusal = TypeError("cannot pickle a lock")
         with pytest.raises(InitError, match=r"could not be started: .*cannot pickle a lock"):
@@ -78,7 +78,7 @@ async def test_what_cannot_be_sent_fails_the_start():
 
 
 @virtual
-async def test_an_actor_for_which_there_is_no_room_fails_the_start_with_what_there_is():
+async def test_an_actor_without_resources_fails_the_start():
     async with RayPool(Doubling("op")) as pool:
         with pytest.raises(InitError, match=r"0 of 1 actors .* needs num_cpus 1; there are 1 nod"):
             await pool.workers.start()
@@ -118,7 +118,7 @@ async def test_an_answer_for_another_actor_is_not_fetched():
 
 
 @virtual
-async def test_an_answer_that_jumps_is_fetched_for_whoever_reads_it():
+async def test_an_answer_that_jumps_is_available_to_its_reader():
     async with RayPool(Jumping("op", jump_to_ops=[Op("far")]), passes_on=True) as pool:
         (actor,) = await pool.up()
         run = run_of(1, x=big(1))
@@ -131,7 +131,7 @@ async def test_an_answer_that_jumps_is_fetched_for_whoever_reads_it():
 
 
 @virtual
-async def test_no_object_is_kept_longer_than_its_payload():
+async def test_an_object_is_released_with_its_payload():
     async with RayPool(Doubling("op")) as pool:
         (actor,) = await pool.up()
         run = run_of(1, x=big(1))
@@ -147,7 +147,7 @@ async def test_no_object_is_kept_longer_than_its_payload():
 
 
 @virtual
-async def test_a_batch_whose_data_cannot_be_put_is_lost_and_its_actor_is_not():
+async def test_a_batch_whose_data_cannot_be_stored_is_lost_without_its_actor():
     async with RayPool(Doubling("op")) as pool:
         (actor,) = await pool.up()
         pool.api.is_full = True
@@ -165,7 +165,7 @@ async def test_a_batch_whose_data_cannot_be_put_is_lost_and_its_actor_is_not():
 
 
 @virtual
-async def test_an_actor_that_dies_is_replaced_and_the_batch_that_waited_goes_to_the_next():
+async def test_a_dead_actor_is_replaced_and_waiting_batches_follow():
     async with RayPool(Doubling("op")) as pool:
         (actor,) = await pool.up()
         began, waits = run_of(1), run_of(2)
@@ -188,7 +188,7 @@ async def test_an_actor_that_dies_is_replaced_and_the_batch_that_waited_goes_to_
 
 
 @virtual
-async def test_actors_that_are_packed_start_when_it_is_known_where_the_first_one_is():
+async def test_packed_actors_start_after_the_node_of_the_first_is_known():
     async with RayPool(Doubling("op"), count=3, ray=RayOpConfig(placement="pack")) as pool:
         starting = asyncio.ensure_future(pool.workers.start())
         await settle()
@@ -202,7 +202,7 @@ async def test_actors_that_are_packed_start_when_it_is_known_where_the_first_one
 
 
 @virtual
-async def test_the_next_actor_of_one_that_cannot_be_reached_is_put_elsewhere():
+async def test_the_successor_of_an_unreachable_actor_is_placed_elsewhere():
     async with RayPool(Doubling("op"), timeout_s=1.0) as pool:
         (first,) = await pool.up()
         first.dies(UnreachableError("no connection"))
@@ -235,7 +235,7 @@ async def test_an_actor_that_hangs_is_killed_and_replaced():
 
 
 @virtual
-async def test_what_waits_at_a_slow_actor_is_asked_back_for_an_idle_one():
+async def test_a_job_that_waits_at_a_slow_actor_is_revoked_for_an_idle_one():
     async with RayPool(Doubling("op"), count=2) as pool:
         first, second = await pool.up()
         slow, quick, waits = run_of(1), run_of(2), run_of(3)

@@ -51,7 +51,7 @@ def made(pool):
 
 
 @virtual
-async def test_a_generator_makes_as_many_parts_as_there_is_room_for_and_goes_on_where_it_is():
+async def test_a_generator_makes_as_many_parts_as_there_is_room_and_continues():
     async with RayPool(Counts("op"), count=2) as pool:
         first, second = await pool.up()
         run = stream_of(1)
@@ -70,7 +70,7 @@ async def test_a_generator_makes_as_many_parts_as_there_is_room_for_and_goes_on_
 
 
 @virtual
-async def test_a_generator_that_nobody_waits_for_is_closed_where_it_is():
+async def test_an_unwanted_generator_is_closed_in_its_actor():
     async with RayPool(Counts("op")) as pool:
         (actor,) = await pool.up()
         run = stream_of(7)
@@ -101,7 +101,7 @@ async def test_a_stream_ends_with_its_actor():
 
 
 @virtual
-async def test_a_batch_of_sequences_goes_to_its_own_actor_alone():
+async def test_a_batch_of_sequences_is_sent_to_its_own_actor_only():
     async with RayPool(Doubling("op"), count=2) as pool:
         first, second = await pool.up()
         lives = pool.workers.lives()

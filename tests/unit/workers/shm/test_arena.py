@@ -19,7 +19,7 @@ def resident(arena: Arena) -> int:
     return os.fstat(arena.fd).st_blocks * 512
 
 
-def test_regions_have_numbers_and_memory_of_their_own(arena):
+def test_regions_have_separate_numbers_and_memory(arena):
     regions = [arena.new_region() for _ in range(3)]
     assert regions == [0, 1, 2]
     for region in regions:
@@ -30,12 +30,12 @@ def test_regions_have_numbers_and_memory_of_their_own(arena):
     assert [{*arena.view(region)} for region in regions] == [{1}, {2}, {3}]
 
 
-def test_a_region_that_nobody_touched_costs_nothing(arena):
+def test_an_untouched_region_uses_no_memory(arena):
     arena.view(arena.new_region())
     assert resident(arena) == 0
 
 
-def test_a_recycled_region_costs_nothing_and_is_given_out_again_as_zeros(arena):
+def test_a_recycled_region_uses_no_memory_and_is_zeroed(arena):
     first, second = arena.new_region(), arena.new_region()
     for region in (first, second):
         arena.view(region)[:] = b"x" * MIB
@@ -73,12 +73,12 @@ def test_a_block_outside_of_the_arena_is_refused(arena, block):
         arena.read(block)
 
 
-def test_nothing_is_to_be_found_in_the_file_system(arena):
+def test_an_arena_has_no_name_in_the_file_system(arena):
     arena.view(arena.new_region())[:1] = b"x"
     assert os.fstat(arena.fd).st_nlink == 0
 
 
-def test_what_was_taken_from_a_closed_arena_stays_readable(arena):
+def test_a_view_of_a_closed_arena_stays_readable(arena):
     region = arena.new_region()
     arena.view(region)[:5] = b"hello"
     taken = arena.read(Block(region, 0, 5))
@@ -89,7 +89,7 @@ def test_what_was_taken_from_a_closed_arena_stays_readable(arena):
         arena.read(Block(region, 0, 5))
 
 
-def test_a_system_without_nameless_memory_is_told_to_use_threads(monkeypatch):
+def test_a_system_without_memfd_is_refused_with_advice(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(InitError, match="workers: thread"):
         Arena()
@@ -164,14 +164,14 @@ def test_blocks_are_the_first_that_fit_and_all_come_back(steps):
     arena.close()
 
 
-def test_the_status_page_is_never_given_out(arena, memory):
+def test_the_status_page_is_never_allocated(arena, memory):
     block = memory.alloc(MIB - 4096)
     assert block is not None
     assert block.offset == 4096
     assert memory.alloc(0) is None
 
 
-def test_an_empty_block_has_a_place_of_its_own(memory):
+def test_an_empty_block_has_its_own_place(memory):
     first, second = memory.alloc(0), memory.alloc(0)
     assert first.size == second.size == 0
     assert first.offset != second.offset
@@ -185,7 +185,7 @@ def test_a_negative_size_is_refused(memory):
         memory.alloc(-1)
 
 
-def test_only_what_is_given_out_is_taken_back(memory):
+def test_only_allocated_blocks_can_be_freed(memory):
     block = memory.alloc(1000)
     strangers = (
         Block(block.region + 1, block.offset, block.size),
@@ -201,7 +201,7 @@ def test_only_what_is_given_out_is_taken_back(memory):
     assert memory.used == 0
 
 
-def test_memory_goes_back_to_the_system_after_a_burst():
+def test_memory_returns_to_the_system_after_a_burst():
     arena = Arena(64 * MIB)
     memory = RegionAllocator(arena.view(arena.new_region()), 0)
     blocks = [memory.alloc(MIB) for _ in range(60)]

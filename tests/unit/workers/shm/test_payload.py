@@ -128,16 +128,16 @@ PAYLOADS = st.dictionaries(st.text(max_size=3), VALUES, max_size=5) | VALUES
 @example([[[np.arange(12, dtype=">i4").reshape(3, 4, order="F")[:, ::2]]]], 64, [])
 @settings(deadline=None)
 @given(PAYLOADS, st.sampled_from([1, 64, 1000]), st.lists(st.booleans()))
-def test_every_payload_arrives_as_it_was(payload, threshold, refuses):
+def test_each_payload_arrives_unchanged(payload, threshold, refuses):
     shared, before = Shared(), pickle.dumps(payload)
     shared.refuses = iter(refuses)
     serialized = over_the_wire(shared.serialize(payload, threshold))
     assert pickle.dumps(payload) == before
-    found = [deserialize(serialized, shared.arena) for _ in range(2)]
+    results = [deserialize(serialized, shared.arena) for _ in range(2)]
     for block in serialized.buffers:  # what was opened is private: it survives the block's next use
         shared.arena.read(block)[:] = b"\xff" * block.size
-    assert_same(payload, found[0])
-    assert_same(payload, found[1])
+    assert_same(payload, results[0])
+    assert_same(payload, results[1])
     shared.give_back(serialized)
     assert shared.region.used == 0
     shared.arena.close()
@@ -177,7 +177,7 @@ def test_a_payload_that_is_only_looked_at_is_the_same_too(payload):
     ],
     ids=["alone", "value", "in list", "in tuple", "in dict", "list"],
 )
-def test_what_is_large_travels_in_shared_memory(shared, around, large):
+def test_large_data_is_sent_in_shared_memory(shared, around, large):
     payload = around(large)
     serialized = shared.serialize(payload)
     assert len(serialized.data) < 1000
@@ -189,17 +189,17 @@ def test_an_array_far_down_travels_in_shared_memory(shared):
     payload = {"x": [[{"y": np.arange(LARGE)}]]}
     serialized = shared.serialize(payload)
     assert len(serialized.data) < 1000
-    found = deserialize(serialized, shared.arena)
-    assert_same(payload, found)
-    found["x"][0][0]["y"][:] = 0
+    result = deserialize(serialized, shared.arena)
+    assert_same(payload, result)
+    result["x"][0][0]["y"][:] = 0
 
 
-def test_a_short_payload_is_pickled_as_it_is(shared):
+def test_a_short_payload_is_a_plain_pickle(shared):
     payload = {"a": "text", "b": b"bytes", "c": [1, 2.5], "d": None}
     assert shared.serialize(payload) == SerializedPayload(pickle.dumps(payload, 5))
 
 
-def test_without_room_everything_travels_in_the_pickle():
+def test_without_room_all_data_is_in_the_pickle():
     shared = Shared(2**14)
     payload = {"a": np.arange(LARGE), "b": b"x" * LARGE, "c": "x" * LARGE, "d": [[np.ones(LARGE)]]}
     serialized = shared.serialize(payload)
@@ -223,13 +223,13 @@ def test_an_array_may_be_written_to_and_owns_its_memory(shared, count):
 @pytest.mark.parametrize("count", [4, LARGE])
 def test_without_copying_an_array_is_a_read_only_view(shared, count):
     serialized = shared.serialize({"x": np.arange(count), "y": [[np.arange(count)]]})
-    found = deserialize(serialized, shared.arena, copy=False)
-    assert not found["x"].flags.writeable
+    result = deserialize(serialized, shared.arena, copy=False)
+    assert not result["x"].flags.writeable
     memory = np.frombuffer(shared.arena.view(0), np.uint8)
-    assert np.shares_memory(found["x"], memory) == (count == LARGE)
-    assert np.shares_memory(found["y"][0][0], memory) == (count == LARGE)
+    assert np.shares_memory(result["x"], memory) == (count == LARGE)
+    assert np.shares_memory(result["y"][0][0], memory) == (count == LARGE)
     if count == LARGE:
-        assert not found["y"][0][0].flags.writeable
+        assert not result["y"][0][0].flags.writeable
 
 
 @pytest.mark.parametrize(
@@ -244,17 +244,17 @@ def test_without_copying_an_array_is_a_read_only_view(shared, count):
     ids=["objects", "record of objects", "recarray", "empty texts", "empty voids"],
 )
 def test_exotic_arrays_are_left_to_numpy(shared, array):
-    found = travel(shared, {"x": array}, threshold=1)["x"]
-    assert type(found) is type(array)
-    assert found.dtype == array.dtype
-    assert found.tolist() == array.tolist()
+    result = travel(shared, {"x": array}, threshold=1)["x"]
+    assert type(result) is type(array)
+    assert result.dtype == array.dtype
+    assert result.tolist() == array.tolist()
 
 
 def test_a_masked_array_keeps_its_mask(shared):
     array = np.ma.masked_array(np.arange(LARGE), np.arange(LARGE) % 2 == 0)
-    found = travel(shared, {"x": array})["x"]
-    assert np.array_equal(found.mask, array.mask)
-    assert found.sum() == array.sum()
+    result = travel(shared, {"x": array})["x"]
+    assert np.array_equal(result.mask, array.mask)
+    assert result.sum() == array.sum()
 
 
 class Name(str):
@@ -263,18 +263,18 @@ class Name(str):
 
 def test_subclasses_keep_their_class(shared):
     payload = {"a": Name("x" * LARGE), "b": collections.OrderedDict(x=b"x" * LARGE)}
-    found = travel(shared, payload)
-    assert type(found["a"]) is Name
-    assert type(found["b"]) is collections.OrderedDict
-    assert found == payload
+    result = travel(shared, payload)
+    assert type(result["a"]) is Name
+    assert type(result["b"]) is collections.OrderedDict
+    assert result == payload
 
 
 def test_a_payload_may_hold_itself(shared):
     payload: dict[str, Any] = {"x": b"x" * LARGE, "inner": []}
     payload["inner"].append(payload["inner"])
-    found = travel(shared, payload)
-    assert found["x"] == payload["x"]
-    assert found["inner"][0] is found["inner"][0][0]
+    result = travel(shared, payload)
+    assert result["x"] == payload["x"]
+    assert result["inner"][0] is result["inner"][0][0]
 
 
 @dataclass
@@ -286,15 +286,15 @@ class Picture:
 def test_objects_of_the_users_classes_arrive(shared):
     serialized = shared.serialize(Picture(np.arange(LARGE), "cat"))
     assert len(serialized.data) < 1000
-    found = deserialize(serialized, shared.arena)
-    assert type(found) is Picture
-    assert_same(vars(found), {"pixels": np.arange(LARGE), "name": "cat"})
+    result = deserialize(serialized, shared.arena)
+    assert type(result) is Picture
+    assert_same(vars(result), {"pixels": np.arange(LARGE), "name": "cat"})
 
 
 # What pickle refuses ------------------------------------------------------------------------
 
 
-class KeepsToItself:
+class Unpicklable:
     def __reduce__(self) -> Any:
         raise RuntimeError("I stay here")
 
@@ -304,13 +304,13 @@ class Interrupts:
         raise KeyboardInterrupt
 
 
-def test_a_lambda_arrives_beside_what_is_large(shared):
+def test_a_lambda_is_sent_next_to_large_data(shared):
     serialized = shared.serialize({"f": lambda x: x + 1, "large": np.arange(LARGE)})
     assert len(serialized.buffers) == 1
-    found = deserialize(serialized, shared.arena)
-    assert list(found) == ["f", "large"]
-    assert found["f"](1) == 2
-    assert_same(found["large"], np.arange(LARGE))
+    result = deserialize(serialized, shared.arena)
+    assert list(result) == ["f", "large"]
+    assert result["f"](1) == 2
+    assert_same(result["large"], np.arange(LARGE))
 
 
 def test_a_lambda_alone_arrives(shared):
@@ -325,7 +325,7 @@ def test_a_local_class_arrives(shared):
     assert travel(shared, {"x": [Local()]})["x"][0].hello() == "hello"
 
 
-def test_an_object_beside_a_lambda_keeps_its_class(shared):
+def test_an_object_next_to_a_lambda_keeps_its_class(shared):
     picture, function = travel(shared, {"x": (Picture(np.zeros(1), "a"), lambda: Picture)})["x"]
     assert type(picture) is Picture
     assert function() is Picture
@@ -336,20 +336,20 @@ def test_an_object_beside_a_lambda_keeps_its_class(shared):
     [
         ({"a": 1, "frames": (i for i in range(3))}, r"payload\['frames'\] \(generator\)"),
         ((i for i in range(3)), r"the payload \(generator\)"),
-        ({"a": [KeepsToItself()]}, r"payload\['a'\] \(list\).*I stay here"),
-        ({KeepsToItself(): 1}, r"the payload \(dict\).*I stay here"),
+        ({"a": [Unpicklable()]}, r"payload\['a'\] \(list\).*I stay here"),
+        ({Unpicklable(): 1}, r"the payload \(dict\).*I stay here"),
     ],
     ids=["value", "alone", "further down", "key"],
 )
-def test_what_cannot_travel_is_named(shared, payload, told):
+def test_a_value_that_cannot_be_sent_is_named(shared, payload, told):
     with pytest.raises(PayloadTypeError, match=told + ".*workers: thread"):
         shared.serialize(payload)
 
 
-@pytest.mark.parametrize("culprit", [KeepsToItself(), Interrupts()], ids=["error", "interrupt"])
-def test_nothing_is_left_in_memory_when_sealing_fails(shared, culprit):
+@pytest.mark.parametrize("culprit", [Unpicklable(), Interrupts()], ids=["error", "interrupt"])
+def test_a_failed_serialization_leaves_no_memory(shared, culprit):
     payload = {"a": np.arange(LARGE), "b": b"x" * LARGE, "c": [[np.arange(LARGE), culprit]]}
-    error = PayloadTypeError if isinstance(culprit, KeepsToItself) else KeyboardInterrupt
+    error = PayloadTypeError if isinstance(culprit, Unpicklable) else KeyboardInterrupt
     with pytest.raises(error):
         shared.serialize(payload)
     assert shared.region.used == 0
@@ -362,7 +362,7 @@ class NeedsTwo(Exception):
         super().__init__(one)
 
 
-def test_what_cannot_be_built_again_is_told(shared):
+def test_a_value_that_cannot_be_unpickled_is_an_error(shared):
     serialized = shared.serialize({"error": NeedsTwo(1, 2)})
     with pytest.raises(PayloadTypeError, match=r"cannot be unpickled.*two"):
         deserialize(serialized, shared.arena)
@@ -374,7 +374,7 @@ def test_what_cannot_be_built_again_is_told(shared):
 # SharedPayload ----------------------------------------------------------------------------------
 
 
-def test_a_parcel_gives_its_blocks_back_once_when_the_last_reference_goes(shared):
+def test_a_payload_releases_its_blocks_once_with_its_last_reference(shared):
     released: list[Block] = []
     serialized = shared.serialize({"x": b"x" * LARGE, "y": np.arange(LARGE)})
     payload: SharedPayload | None = SharedPayload(serialized, shared.arena, released.extend)
@@ -407,7 +407,7 @@ def test_a_parcel_may_go_in_any_thread(shared):
     assert released == [(ident, serialized.buffers)]
 
 
-def test_a_parcel_without_blocks_has_nothing_to_give_back(shared):
+def test_a_payload_without_blocks_releases_nothing(shared):
     released: list[list[Block]] = []
     payload = SharedPayload(shared.serialize({"x": "short"}), shared.arena, released.append)
     assert payload.open() == {"x": "short"}
@@ -423,7 +423,7 @@ def test_every_opening_is_private(shared):
     assert_same(payload.open(), {"x": np.zeros(LARGE), "y": []})
 
 
-def test_opened_leaves_what_is_no_parcel_and_turns_failures_to_errors(shared):
+def test_opened_passes_plain_values_and_returns_errors(shared):
     payload = {"x": 1}
     assert opened(payload) is payload
     assert opened(SharedPayload(shared.serialize(payload), shared.arena, len)) == payload
@@ -436,7 +436,7 @@ class EatsMemory:
         raise MemoryError
 
 
-def test_without_memory_the_caller_is_told_to_come_back(shared):
+def test_without_memory_the_caller_gets_an_overload_error(shared):
     with pytest.raises(OverloadedError, match="not enough memory to send dict"):
         shared.serialize({"big": np.zeros(LARGE), "x": EatsMemory()})
     assert shared.region.used == 0

@@ -21,16 +21,16 @@ ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, min_side=0, max_side=3)
 
 @settings(max_examples=150, deadline=None)
 @given(ARRAYS | st.dictionaries(st.text(), ARRAYS, min_size=1, max_size=3))
-def test_they_arrive_as_they_are(payload):
-    told = plain_arrays(payload, THRESHOLD)
-    assert told is not None
-    found = payload_of_arrays(told, copy=True)
-    assert_same(payload, found)
-    arrays = [found] if isinstance(found, np.ndarray) else list(found.values())
+def test_small_arrays_arrive_unchanged(payload):
+    reported = plain_arrays(payload, THRESHOLD)
+    assert reported is not None
+    result = payload_of_arrays(reported, copy=True)
+    assert_same(payload, result)
+    arrays = [result] if isinstance(result, np.ndarray) else list(result.values())
     assert all(array.flags.writeable and array.flags.owndata for array in arrays)
-    found = payload_of_arrays(told, copy=False)
-    assert_same(payload, found, is_private=False)
-    arrays = [found] if isinstance(found, np.ndarray) else list(found.values())
+    result = payload_of_arrays(reported, copy=False)
+    assert_same(payload, result, is_private=False)
+    arrays = [result] if isinstance(result, np.ndarray) else list(result.values())
     assert not any(array.flags.writeable for array in arrays)
 
 
@@ -52,12 +52,12 @@ def test_they_arrive_as_they_are(payload):
     ],
     ids=str,
 )
-def test_others_go_another_way(payload):
+def test_other_payloads_are_not_plain_arrays(payload):
     assert plain_arrays(payload, THRESHOLD) is None
 
 
 @pytest.mark.parametrize("dtype", ["O", "|O", "V8", "f4", "<f4,<f4", "int32", "[('a', 'O')]", "x"])
-def test_a_dtype_that_is_not_told_so_is_refused(dtype):
+def test_an_unknown_dtype_is_refused(dtype):
     arrays: Any = [("x", dtype, (1,), bytes(8))]
     with pytest.raises((ValueError, TypeError)):
         payload_of_arrays(arrays, copy=True)

@@ -47,7 +47,7 @@ class Writer:
             self.allocator.free(block)
 
 
-def test_a_block_of_the_servers_own_is_free_when_its_parcel_is_gone(memory):
+def test_a_block_of_the_server_is_free_after_its_payload(memory):
     payload = own_parcel(memory)
     shared = payload
     assert memory.used == 1
@@ -63,20 +63,20 @@ def test_the_servers_own_region_is_filled_again_and_again(memory):
     assert memory.used == 0
 
 
-def test_what_finds_no_room_travels_in_band(memory):
+def test_data_without_room_is_in_band(memory):
     payloads = [own_parcel(memory) for _ in range(40)]
     assert memory.used < 40
     assert not payloads[-1].serialized.buffers
     assert payloads[-1].open()["x"].nbytes == 40_000
 
 
-def test_a_block_that_came_to_nothing_is_given_back(memory):
+def test_an_unused_block_can_be_freed(memory):
     block = memory.alloc(100)
     memory.free(block)
     assert memory.alloc(100) == block
 
 
-def test_a_worker_is_told_once_what_of_its_region_is_free(memory):
+def test_a_worker_receives_freed_blocks_once(memory):
     worker = Writer(memory)
     first, second = memory.payload(worker.serialized()), memory.payload(worker.serialized())
     assert memory.take_freed(worker.region) == []
@@ -120,7 +120,7 @@ def test_the_region_of_a_worker_that_ended_waits_for_its_last_parcel(memory):
     assert memory.open_region() == worker.region
 
 
-def test_blocks_that_were_free_but_not_looked_at_when_the_worker_ended_count(memory):
+def test_freed_blocks_that_were_not_taken_are_free_at_the_end_of_the_worker(memory):
     worker = Writer(memory)
     payload = memory.payload(worker.serialized())
     del payload  # nobody has looked
@@ -137,7 +137,7 @@ def test_parcels_that_outlive_the_memory_do_no_harm(memory):
     del payload
 
 
-def test_a_parcel_without_blocks_is_no_concern_of_the_memory(memory):
+def test_a_payload_without_blocks_does_not_touch_the_memory(memory):
     payload = memory.payload(SerializedPayload(b"x"))
     assert memory.used == 0
     del payload
@@ -181,7 +181,7 @@ def test_an_array_in_the_arena_is_not_copied(memory):
     [lambda x: x, lambda x: {"x": x, "n": 3}, lambda x: {"x": [x]}, lambda x: {"x": x.T}],
     ids=["alone", "beside a number", "further down", "in another order"],
 )
-def test_it_is_found_wherever_it_stands(memory, payload_of):
+def test_a_placed_body_is_found_anywhere_in_a_payload(memory, payload_of):
     body = memory.place(40_000)
     body[:] = np.arange(40_000) % 251
     sent = payload_of(body.reshape(200, 200))
@@ -190,7 +190,7 @@ def test_it_is_found_wherever_it_stands(memory, payload_of):
     assert_same(sent, payload.open())
 
 
-def test_what_is_not_contiguous_is_copied(memory):
+def test_a_strided_view_is_copied(memory):
     body = memory.place(80_000)
     body[:] = 1
     payload = memory.serialize({"x": body[::2]})
@@ -200,7 +200,7 @@ def test_what_is_not_contiguous_is_copied(memory):
     assert payload.open()["x"].sum() == 40_000
 
 
-def test_one_that_is_sent_twice_is_kept_until_both_are_gone(memory):
+def test_a_body_sent_twice_stays_until_both_payloads_are_released(memory):
     body = memory.place(40_000)
     first, second = memory.serialize({"x": body}), memory.serialize([body, body])
     del body, first
@@ -209,7 +209,7 @@ def test_one_that_is_sent_twice_is_kept_until_both_are_gone(memory):
     assert memory.used == 0
 
 
-def test_nothing_is_lost_when_what_stands_beside_it_cannot_be_sent(memory):
+def test_a_failed_payload_does_not_lose_a_placed_body(memory):
     body = memory.place(40_000)
     with pytest.raises(PayloadTypeError):
         memory.serialize({"y": b"y" * 40_000, "x": body, "z": (i for i in ())})
@@ -229,7 +229,7 @@ def test_bodies_get_half_of_the_room_and_heap_memory_beyond(memory):
     assert np.shares_memory(memory.place(MIB // 2), region)
 
 
-def test_what_is_announced_takes_no_memory():
+def test_an_untouched_body_uses_no_memory():
     memory = ServerMemory(Arena(64 * MIB))
     body = memory.place(30 * MIB)
     body[:5000] = 1
@@ -241,14 +241,14 @@ def test_an_answer_that_is_only_looked_at_is_held_by_its_arrays(memory):
     worker = Writer(memory)
     answer = {"x": np.full(40_000, 7, np.uint8), "n": 1, "deep": [{"y": np.full(30_000, 8.0)}]}
     payload = memory.payload(worker.serialized(answer))
-    found = payload.open(copy=False)
+    result = payload.open(copy=False)
     del payload
     assert memory.used == 2
-    again = memory.serialize({"x": found["x"]})
+    again = memory.serialize({"x": result["x"]})
     assert memory.used == 2
     memory.close_region(worker.region)
-    assert_same(answer, found, is_private=False)
-    del found
+    assert_same(answer, result, is_private=False)
+    del result
     assert memory.used == 2  # those of one answer go together
     assert (again.open()["x"] == 7).all()
     del again

@@ -82,7 +82,7 @@ class Calls:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_allowed():
+def no_function_allowed():
     yield
     pickling._allowed.clear()
     pickling._known.clear()
@@ -108,9 +108,9 @@ DATA = [
 
 @pytest.mark.parametrize("data", DATA, ids=[str(number) for number in range(len(DATA))])
 def test_data_is_opened_as_pickle_opens_it(data):
-    found = data_of(pickle.dumps(data, 5))
-    assert repr(found) == repr(data)
-    assert type(found) is type(data)
+    result = data_of(pickle.dumps(data, 5))
+    assert repr(result) == repr(data)
+    assert type(result) is type(data)
 
 
 def test_objects_of_users_classes_are_opened():
@@ -118,9 +118,9 @@ def test_objects_of_users_classes_are_opened():
     slotted.a = 5
     assert data_of(pickle.dumps(slotted, 5)).a == 5
     for error in (ValueError("x"), FailedError("x"), KeyError(1)):
-        found = data_of(pickle.dumps(error, 5))
-        assert type(found) is type(error)
-        assert found.args == error.args
+        data = data_of(pickle.dumps(error, 5))
+        assert type(data) is type(error)
+        assert data.args == error.args
 
 
 ARRAYS = [
@@ -136,17 +136,17 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize("given", ARRAYS, ids=[str(number) for number in range(len(ARRAYS))])
-def test_arrays_are_opened_in_numpys_way_and_in_ours(given):
+def test_arrays_in_numpys_and_our_form_are_opened(given):
     buffers: list[pickle.PickleBuffer] = []
     for data in (
         pickle.dumps({"x": [given]}, 5),
         dumps({"x": [given]}, lambda buffer: True),
         dumps({"x": [given]}, lambda buffer: bool(buffers.append(buffer))),
     ):
-        found = data_of(data, buffers=iter(buffers))["x"][0]
-        assert type(found) is type(given)
-        assert found.dtype == given.dtype
-        assert repr(found) == repr(given)
+        result = data_of(data, buffers=iter(buffers))["x"][0]
+        assert type(result) is type(given)
+        assert result.dtype == given.dtype
+        assert repr(result) == repr(given)
 
 
 ACTS = [
@@ -169,16 +169,16 @@ ACTS = [
 
 def formatted(argument: Any, path: pathlib.Path) -> Any:
     if isinstance(argument, list):
-        return [formatted(each, path) for each in argument]
+        return [formatted(item, path) for item in argument]
     return argument.format(path) if isinstance(argument, str) else argument
 
 
 @pytest.mark.parametrize(("function", "arguments", "name"), ACTS, ids=[act[2] for act in ACTS])
-def test_what_acts_is_refused_and_named(tmp_path, function, arguments, name):
+def test_a_pickle_that_calls_a_function_is_refused_and_named(tmp_path, function, arguments, name):
     target = tmp_path / "touched"
-    told = [formatted(argument, target) for argument in arguments]
+    reported = [formatted(argument, target) for argument in arguments]
     with pytest.raises(NotDataError, match=re.escape(name) + r".*allow_in_payloads"):
-        data_of(pickle.dumps([1, Calls(function, *told)], 5))
+        data_of(pickle.dumps([1, Calls(function, *reported)], 5))
     assert not target.exists()
 
 
@@ -199,14 +199,14 @@ def reference(module: str, name: str) -> bytes:
         ("collections", "_sys.exit"),
     ],
 )
-def test_what_acts_is_refused_under_each_name_that_leads_to_it(module, name):
+def test_a_callable_is_refused_by_each_of_its_names(module, name):
     with pytest.raises(NotDataError):
         data_of(reference(module, name))
     with pytest.raises(NotDataError):  # as older protocols write it
         data_of(f"c{module}\n{name}\n.".encode())
 
 
-def test_nothing_is_imported_for_a_payload(tmp_path, monkeypatch):
+def test_a_payload_imports_no_module(tmp_path, monkeypatch):
     (tmp_path / "sly.py").write_text("raise SystemExit('imported')\nclass Data: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(NotDataError, match="the server has not imported sly"):
@@ -214,24 +214,24 @@ def test_nothing_is_imported_for_a_payload(tmp_path, monkeypatch):
     assert "sly" not in sys.modules
 
 
-def test_what_dill_has_pickled_is_refused():
+def test_a_dill_pickle_is_refused():
     with pytest.raises(NotDataError, match="_undilled"):
         data_of(pickle.dumps({"f": dilled(lambda: 5)}, 5))
 
 
-def test_our_own_way_builds_no_objects_on_bytes():
-    told = ((1,), np.dtype("O"), b"\x10" + bytes(7), "C")
+def test_our_form_of_arrays_builds_no_objects_from_bytes():
+    reported = ((1,), np.dtype("O"), b"\x10" + bytes(7), "C")
     with pytest.raises(pickle.UnpicklingError, match="object"):
-        data_of(pickle.dumps(Calls(pickling._built, *told), 5))
+        data_of(pickle.dumps(Calls(pickling._built, *reported), 5))
     arena = Arena(2**20)
     out_of_band = ({"x": None}, [], [], True)
-    out_of_band[1].append((out_of_band[0], "x", "O", (1,), "C", told[2]))
+    out_of_band[1].append((out_of_band[0], "x", "O", (1,), "C", reported[2]))
     with pytest.raises(PayloadTypeError, match="object"):
         deserialize(SerializedPayload(pickle.dumps(out_of_band, 5), [], True), arena)
     arena.close()
 
 
-def test_what_the_script_allows_is_opened():
+def test_a_function_that_the_script_allows_is_opened():
     data = pickle.dumps(Calls(a_function), 5)
     with pytest.raises(NotDataError):
         data_of(data)
@@ -244,7 +244,7 @@ def test_what_the_script_allows_is_opened():
 # In the server's memory -------------------------------------------------------------------------
 
 
-def test_a_parcel_of_a_worker_is_opened_so_and_its_error_names_the_op():
+def test_a_workers_payload_is_restricted_and_its_error_names_the_op():
     arena = Arena(2**20)
     memory, region = ServerMemory(arena), arena.new_region()
     worker = RegionAllocator(arena.view(region), region)

@@ -28,7 +28,7 @@ def test_a_clone_that_has_no_file_left_ends(monkeypatch, step):
         runtimes.fork_with(["nobody:here"], fork=lambda: 0)  # as in the child
 
 
-def test_a_card_that_is_open_before_the_fork_is_told_as_open(monkeypatch):
+def test_a_gpu_that_is_open_before_the_fork_is_reported(monkeypatch):
     monkeypatch.setattr(runtimes, "_open_files", lambda: ["/dev/nvidia0"])
     assert runtimes._imported([]) == "a card is open"
 
@@ -42,7 +42,7 @@ def zygote():
 
 
 @pytest.mark.parametrize(("reason", "known"), [("", {7}), ("it starts threads (1)", set())])
-def test_a_clone_that_has_ended_is_not_known_as_one(zygote, monkeypatch, reason, known):
+def test_an_ended_clone_is_removed(zygote, monkeypatch, reason, known):
     monkeypatch.setattr(main, "fork_with", lambda places, fork: (7, reason))
     assert zygote._fork_clone(None, ("nobody:here",)) == reason
     assert zygote._clones == known

@@ -37,7 +37,7 @@ def module(tmp_path, monkeypatch):
     del sys.modules["holds_a_lock"]
 
 
-def test_a_module_goes_by_its_name_whatever_is_in_it(module):
+def test_a_module_is_sent_by_its_name(module):
     cargo = shipped(functools.partial(main, module))
     ((unpacked,), _) = dill.loads(cargo.entry_points)
     assert unpacked.args[0] is module
@@ -56,7 +56,7 @@ class Hook:
         return None
 
 
-def test_a_class_goes_under_the_name_of_its_variable(monkeypatch):
+def test_a_class_is_placed_under_the_name_of_its_variable(monkeypatch):
     script = types.ModuleType("aliasing_script")
     code = "class Text: kind = 1\nPlain = Text\nclass Text(Plain): kind = 2\n"
     exec(code, vars(script))
@@ -77,7 +77,7 @@ def test_import_hooks_are_prepared_in_the_fresh_interpreter(monkeypatch):
     assert hooks == [prepare]
 
 
-def test_numpys_print_options_are_those_of_whoever_starts_the_server():
+def test_numpys_print_options_equal_those_of_the_starting_process():
     with np.printoptions(threshold=17):
         *_, options = dill.loads(shipped(main).preparations)
     with np.printoptions():

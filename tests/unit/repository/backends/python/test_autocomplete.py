@@ -17,7 +17,7 @@ def config(**more):
     )
 
 
-def test_what_is_added():
+def test_a_model_can_add_keys():
     found = config()
     found.set_max_batch_size(8)
     found.set_dynamic_batching()
@@ -35,7 +35,7 @@ def test_what_is_added():
     }
 
 
-def test_what_is_there_without_a_type_is_filled_in():
+def test_an_input_without_a_type_is_completed():
     found = config(input=[{"name": "x", "data_type": "TYPE_INVALID", "dims": []}])
     found.add_input(SLOT)
     assert found.as_dict()["input"] == [SLOT]
@@ -94,7 +94,7 @@ def test_what_is_there_without_a_type_is_filled_in():
         ),
     ],
 )
-def test_what_contradicts_it(given, change, text):
+def test_a_contradicting_key_is_refused(given, change, text):
     with pytest.raises(ValueError, match="model") as caught:
         change(config(**given))
     assert str(caught.value) == text

@@ -70,7 +70,7 @@ def edited(folder: Path, value: int) -> None:
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
+def server_folder(tmp_path: Path) -> Path:
     """A folder that Python searches first, as the one in which a server is started."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -79,7 +79,7 @@ def elsewhere(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("server_folder")
 def test_a_model_with_a_process_to_itself_has_its_own_modules(tmp_path):
     found = loading.load_alone(code_of(model(tmp_path, "m", 1, 1)))
     assert found.values == (1, 1, 1, 1)
@@ -87,7 +87,7 @@ def test_a_model_with_a_process_to_itself_has_its_own_modules(tmp_path):
     assert sys.modules["helper"].VALUE == 1
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("server_folder")
 def test_models_of_one_process_have_their_own_modules(tmp_path):
     cases = {
         (name, v): model(tmp_path, name, v, v + 10 * (name == "n")) for name in "mn" for v in (1, 2)
@@ -102,13 +102,13 @@ def test_models_of_one_process_have_their_own_modules(tmp_path):
 
 
 @pytest.mark.parametrize("load", [loading.load_alone, loading.LoadBesideOthers()])
-def test_a_load_writes_no_bytecode_and_reads_none(tmp_path, load):
+def test_a_load_neither_writes_nor_reads_bytecode(tmp_path, load):
     file = model(tmp_path, "m", 1, 1)
     load(code_of(file))
     assert not [*tmp_path.rglob("*.pyc")]
 
 
-def test_what_was_edited_within_a_second_is_loaded(tmp_path):
+def test_an_edit_within_a_second_is_loaded(tmp_path):
     file = model(tmp_path, "m", 1, 1)
     first, second = loading.LoadBesideOthers(), loading.LoadBesideOthers()
     assert first(code_of(file)).values == (1,) * 4
@@ -117,7 +117,7 @@ def test_what_was_edited_within_a_second_is_loaded(tmp_path):
     assert (found.values, found().late()) == ((2,) * 4, 2)
 
 
-def test_a_load_has_its_modules_until_it_ends_whatever_else_is_loaded(tmp_path):
+def test_a_load_retains_its_modules_during_other_loads(tmp_path):
     path, file, other = [*sys.path], model(tmp_path / "a", "m", 1, 1), tmp_path / "b"
     first, second = loading.LoadBesideOthers(), loading.LoadBesideOthers()
     one, two = first(code_of(file)), second(code_of(file))
@@ -135,7 +135,7 @@ def test_a_load_has_its_modules_until_it_ends_whatever_else_is_loaded(tmp_path):
     assert not [each for each in sys.path_importer_cache if str(tmp_path) in each]
 
 
-def test_loads_begin_and_end_beside_each_other(tmp_path):
+def test_concurrent_loads_are_independent(tmp_path):
     files = [model(tmp_path, name, 1, value) for value, name in enumerate("klmn")]
 
     def load(place):
@@ -156,7 +156,7 @@ def test_instances_of_one_load_share_their_modules(tmp_path):
     assert other.values == one.values
 
 
-def test_a_folder_that_is_no_package_comes_behind_those_that_are(tmp_path):
+def test_installed_packages_precede_plain_folders(tmp_path):
     file = model(tmp_path, "m", 1, 1)
     (file.parent / "numpy").mkdir()
     (file.parent / "data").mkdir()
@@ -168,7 +168,7 @@ def test_a_folder_that_is_no_package_comes_behind_those_that_are(tmp_path):
     assert loading.LoadBesideOthers()(code_of(file)).found == (pytest.approx(3.14159, abs=1e-4), 7)
 
 
-def test_a_backend_that_is_python_has_its_modules_beside_it_and_the_model_its_files(tmp_path):
+def test_a_python_backend_imports_its_own_modules(tmp_path):
     backend, version = tmp_path / "backends" / "adder", tmp_path / "models" / "m" / "1"
     for folder in (backend, version):
         folder.mkdir(parents=True)
@@ -188,7 +188,7 @@ def test_a_backend_that_is_python_has_its_modules_beside_it_and_the_model_its_fi
     del load
 
 
-def test_a_file_in_a_folder_of_the_version_finds_the_modules_of_the_version(tmp_path):
+def test_a_file_in_a_subfolder_imports_modules_of_the_version(tmp_path):
     version = tmp_path / "m" / "1"
     (version / "code").mkdir(parents=True)
     edited(version, 3)

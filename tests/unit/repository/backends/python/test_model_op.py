@@ -86,16 +86,16 @@ def model(tmp_path, monkeypatch):
         op.pipeline_end()
 
 
-def asked(number=1, **said):
+def context_of(number=1, **said):
     return RequestContext(data_id=number, **said)
 
 
 def run(op, *feeds, contexts=None):
-    contexts = contexts or [asked(number) for number, _ in enumerate(feeds)]
+    contexts = contexts or [context_of(number) for number, _ in enumerate(feeds)]
     return op.process([{"INPUT0": feed} for feed in feeds], context=contexts)
 
 
-def test_each_request_has_its_response_whatever_its_shape(model):
+def test_each_request_has_its_response_in_any_shape(model):
     op = model(
         """
 return [answer(pb.get_input_tensor_by_name(each, "INPUT0").as_numpy() * 2) for each in requests]
@@ -106,7 +106,7 @@ return [answer(pb.get_input_tensor_by_name(each, "INPUT0").as_numpy() * 2) for e
     assert other["OUTPUT0"].shape == (3, 5)
 
 
-def test_what_initialize_is_given(model):
+def test_initialize_receives_the_arguments(model):
     op = model("return []")
     assert op.model.args["model_name"] == "m"
     assert op.model.args["model_version"] == "3"
@@ -115,7 +115,7 @@ def test_what_initialize_is_given(model):
     assert json.loads(op.model.args["model_config"])["max_batch_size"] == 8
 
 
-def test_what_a_request_says(model):
+def test_a_request_has_all_attributes(model):
     op = model(
         """
 request, = requests
@@ -127,7 +127,7 @@ self.seen = (
 return [answer([1])]
 """
     )
-    said = asked(
+    said = context_of(
         id="mine",
         sequence_id=7,
         sequence_start=True,
@@ -154,10 +154,10 @@ return [answer([[len(of) * 10 + slot]]) for slot, _ in enumerate(of)]
 
 
 @pytest.mark.parametrize("kept", [np.array([[5]], np.int32), np.array([[b"five"]], object)])
-def test_a_request_is_at_the_place_of_its_slot_with_fillers_before_it(model, kept):
+def test_a_request_has_the_index_of_its_slot_after_fillers(model, kept):
     op = model(SLOTS, controls=(READY,), sequence={"strategy": "direct"})
     steps = [SequenceStep(id=7, slot=3), SequenceStep(id="b", slot=1, start=True)]
-    contexts = [asked(number, sequence=step) for number, step in enumerate(steps)]
+    contexts = [context_of(number, sequence=step) for number, step in enumerate(steps)]
     answers = run(op, kept, kept, contexts=contexts)
     assert [each["OUTPUT0"].tolist() for each in answers] == [[[43]], [[41]]]
     empty = kept.tolist()[0][0].__class__()
@@ -173,7 +173,7 @@ def test_else_a_model_gets_no_fillers(model, controls, strategy):
     op = model(
         "return [answer([[len(requests)]])]", controls=controls, sequence={"strategy": strategy}
     )
-    context = asked(sequence=SequenceStep(id=7, slot=3))
+    context = context_of(sequence=SequenceStep(id=7, slot=3))
     assert run(op, np.ones((1, 1)), contexts=[context])[0]["OUTPUT0"].tolist() == [[1]]
 
 
@@ -211,7 +211,7 @@ return [
         ("raise KeyError('lost')", "message: KeyError: 'lost'"),
     ],
 )
-def test_what_execute_does_wrong(model, body, text):
+def test_an_error_of_execute_fails_all_requests(model, body, text):
     errors = run(model(body), np.ones(1), np.ones(1))
     assert len(errors) == 2
     for error in errors:
@@ -251,10 +251,10 @@ def test_a_coroutine_is_awaited(model):
 
 
 def parts(op, context=None):
-    return list(op.process([{"INPUT0": np.ones(1)}], context=[context or asked()]))
+    return list(op.process([{"INPUT0": np.ones(1)}], context=[context or context_of()]))
 
 
-def test_a_decoupled_model_sends_what_it_likes(model):
+def test_a_decoupled_model_sends_several_responses(model):
     op = model(
         """
 for each in requests:
@@ -268,7 +268,7 @@ for each in requests:
     assert [part["OUTPUT0"].item() for part in parts(op)] == [0, 1, 2]
 
 
-def test_a_decoupled_model_sends_nothing_or_fails(model):
+def test_a_decoupled_model_sends_no_response_or_fails(model):
     silent = model(
         "requests[0].get_response_sender().send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)",
         DecoupledModelOp,
@@ -298,7 +298,7 @@ sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
     assert good["OUTPUT0"].tolist() == [1]
 
 
-def test_what_a_decoupled_model_raises_behind_its_last_response_is_logged(model, caplog):
+def test_an_exception_of_a_decoupled_model_after_its_last_response_is_logged(model, caplog):
     op = model(
         """
 requests[0].get_response_sender().send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -311,9 +311,9 @@ raise ValueError("too late")
     assert "ValueError: too late" in caplog.text
 
 
-def test_a_decoupled_model_whose_caller_left_ends(model):
+def test_a_decoupled_model_of_a_cancelled_request_ends(model):
     op = model("requests[0].get_response_sender()", DecoupledModelOp)
-    assert parts(op, asked(is_over=lambda: True)) == []
+    assert parts(op, context_of(is_over=lambda: True)) == []
 
 
 def test_parts_have_the_shapes_that_callers_expect(model):
@@ -330,17 +330,17 @@ sender.send(answer(array[:, :1]), flags=1)
     reshaping = Reshaping(1, {"INPUT0": shapes}, {"OUTPUT0": shapes[::-1]})
     op.spec = msgspec.structs.replace(op.spec, reshaping=reshaping)
     feed = {"INPUT0": np.array([[1, 2, 3, 4]])}
-    found = op.process([feed], context=[asked()])
+    found = op.process([feed], context=[context_of()])
     assert next(found)["OUTPUT0"].tolist() == [[1, 2, 3, 4]]
     with pytest.raises(PayloadTypeError, match=r"cannot become \[1, 4\]"):
         next(found)
     told = []
-    op.pipeline_send([feed], [asked()], [told.append])
+    op.pipeline_send([feed], [context_of()], [told.append])
     assert told[0]["OUTPUT0"].shape == (1, 4)
     assert isinstance(told[1], PayloadTypeError)
 
 
-def test_a_sender_refuses_what_comes_behind_the_end(model):
+def test_a_sender_refuses_responses_after_the_end(model):
     op = model(
         """
 sender = requests[0].get_response_sender()
@@ -364,7 +364,7 @@ return None
     assert "cannot send complete final before sending a response" in op.model.early
 
 
-def test_what_was_sent_counts_and_not_what_comes_after(model):
+def test_a_sent_response_counts_and_later_results_are_ignored(model):
     op = model(
         """
 requests[0].get_response_sender().send(answer([1]), pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
@@ -381,7 +381,7 @@ return [answer([2]), answer([3])]
 
 
 @pytest.mark.parametrize("code", ["x = 1", "class TritonPythonModel: pass"])
-def test_what_is_no_model(tmp_path, monkeypatch, code):
+def test_a_file_without_a_model_class_is_an_error(tmp_path, monkeypatch, code):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "model.py").write_text(code)
     spec = ModelSpec("m", 1, str(tmp_path), str(tmp_path / "model.py"), str(tmp_path), "{}")
@@ -497,7 +497,7 @@ def test_models_of_one_process_have_their_own_folders(tmp_path, monkeypatch):
         )
         ops[-1].init_op()
     for op, name in zip(ops, "ab", strict=True):
-        op.process([{}], context=[asked()])
+        op.process([{}], context=[context_of()])
         assert op.model.found == [str(tmp_path / name / "1")] * 2
 
 
