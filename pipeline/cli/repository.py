@@ -89,13 +89,12 @@ def repository(arguments: Sequence[str]) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code: 0; 1: it could not start."""
     parser = repository_parser()
     options, others = parser.parse_known_args(arguments)
-    left = [other for other in others if _name(other) not in _UNUSED]
-    refused = [name for name in map(_name, left) if name in _REFUSED]
+    refused = [name for name in map(_name, others) if name in _REFUSED]
     if refused:
         sys.stderr.write(f"error: --{refused[0]}: {_REFUSED[refused[0]]}\n")
         return _FAILED
-    if left:
-        sys.stderr.write(f"{parser.prog}: unknown: {' '.join(left)}; --help shows all flags\n")
+    if others:
+        sys.stderr.write(f"{parser.prog}: unknown: {' '.join(others)}; --help shows all flags\n")
         return _FAILED
     try:
         serve(settings_of(options))
@@ -129,6 +128,9 @@ def repository_parser() -> argparse.ArgumentParser:
         f"{', '.join(f'--{name}' for name in _UNUSED)}. Not here, and refused: {refused}.",
         "pipeline repository --model-repository=models --http-port=8000",
     )
+    parser.allow_abbrev = True  # as Triton's
+    for name in _UNUSED:
+        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     for add_flags in (_add_models, _add_ports, _add_observing, _add_limits, _add_logs):
         add_flags(parser.add_argument)
     return parser
@@ -574,4 +576,12 @@ def _otel(settings: Sequence[tuple[str, str]], rate: int) -> dict[str, str]:
     resources = [value for name, value in settings if name == "resource"]
     if resources:
         variables["OTEL_RESOURCE_ATTRIBUTES"] = ",".join(resources)
-    return variables | {_OTEL[name]: value for name, value in settings if name in _OTEL}
+    given = {name: value for name, value in settings if name in _OTEL}
+    for name, variable in _OTEL.items():
+        if name in given:
+            where, text = f"--trace-config opentelemetry,{name}", given[name]
+        else:
+            where, text = variable, os.environ.get(variable, "0")
+        if name.startswith("bsp_") and not text.isdecimal():
+            raise ConfigError(f'Bad option: "{where}".\nexpected a number, got {text!r}')
+    return variables | {_OTEL[name]: value for name, value in given.items()}

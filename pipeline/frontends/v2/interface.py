@@ -116,7 +116,7 @@ class ModelInterface(msgspec.Struct, frozen=True):
             raise invalid(
                 f"unexpected shape for input '{slot.name}' for model '{model}'. "
                 f"Expected {_dims(expected)}, got {_dims(array.shape)}"
-                f"{_BATCH_NOTE if self.batches else ''}"
+                f"{_BATCH_NOTE if self.batches else '. '}"
             )
 
     def _batch_of(self, model: str, inputs: Mapping[str, Array]) -> int:

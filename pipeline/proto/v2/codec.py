@@ -82,6 +82,7 @@ _PARAMETER_FIELDS = {
     "sequence_end": ("bool_param",),
     "priority": ("int64_param", "uint64_param"),
     "timeout": ("int64_param",),
+    "triton_enable_empty_final_response": ("bool_param",),
 }
 """The fields of InferParameter for the protocol's own parameters of a request."""
 REGION = "shared_memory_region"

@@ -130,7 +130,7 @@ def size_mismatch(what: str, expected: int, came: int) -> UnfilledError:
     """Return the error of a tensor with `came` bytes instead of `expected`."""
     return UnfilledError(
         f"{what} takes {expected} bytes, but {came} came",
-        f"input byte size mismatch for input {{}}. Expected {expected}, got {came}: it is {what}",
+        f"input byte size mismatch for input {{}}. Expected {expected}, got {came}",
     )
 
 

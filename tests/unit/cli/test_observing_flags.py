@@ -52,6 +52,17 @@ def test_the_older_flags_of_traces_give_way():
     }
 
 
+@pytest.mark.parametrize("setting", ["max_queue_size", "schedule_delay", "max_export_batch_size"])
+def test_sizes_of_opentelemetrys_batches_are_numbers(monkeypatch, setting):
+    mode, name = "mode=opentelemetry", f"bsp_{setting}"
+    with pytest.raises(ConfigError, match=f'Bad option: "--trace-config opentelemetry,{name}"'):
+        traces_of([mode, f"opentelemetry,{name}=bad_value"])
+    monkeypatch.setenv(f"OTEL_{name.upper()}", "bad_value")
+    with pytest.raises(ConfigError, match=f'Bad option: "OTEL_{name.upper()}"'):
+        traces_of([mode])
+    traces_of([mode, f"opentelemetry,{name}=5"])
+
+
 def test_traces_by_opentelemetry_are_settings_of_its_sdk():
     url = "http://127.0.0.1:4318/v1/traces"
     flags = [f"opentelemetry,url={url}", "opentelemetry,resource=a=b", "opentelemetry,resource=c=d"]

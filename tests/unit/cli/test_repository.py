@@ -88,6 +88,10 @@ def test_flags_with_and_without_an_equals_sign(settings_of):
     assert settings.server["dag"] == {"forward_headers": "(?:x-.*)"}
 
 
+def test_the_beginning_of_a_flag_is_enough_if_no_other_begins_like_it(settings_of):
+    assert not settings_of("--log-warn=false").kinds.warning
+
+
 def test_a_repository_that_is_named_twice_is_one(settings_of):
     assert settings_of("--model-repository=/r/", "--model-store=/s").control.repositories == (
         Path("/r"),
@@ -112,7 +116,7 @@ def test_ports_are_shared_with_other_servers_if_one_of_them_is(settings_of):
 
 def test_flags_that_change_nothing_are_read(settings_of):
     settings_of(
-        "--http-thread-count=8", "--allow-gpu-metrics=false", "--grpc-infer-thread-count=128"
+        "--http-thread-count=8", "--allow-gpu-metrics", "false", "--grpc-infer-thread-count=128"
     )
     settings_of("--metrics-config", "histogram_latencies=true", "--trace-config=triton,rate=100")
 

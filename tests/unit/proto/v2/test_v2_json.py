@@ -265,9 +265,9 @@ NO_ELEMENT = "For BYTE datatype raw input 'x', the model must have input shape [
 @pytest.mark.parametrize(
     ("raw_input", "text"),
     [
-        (RawInput("x", "INT16", (2,)), "Expected 4, got 5: it is INT16 of shape [2]"),
+        (RawInput("x", "INT16", (2,)), "Expected 4, got 5"),
         (RawInput("x", "INT16", (-1,)), "Expected 4, got 5"),
-        (RawInput("x", "INT16", (-1, 0)), "Expected 0, got 5: it is INT16 of shape [0, 0]"),
+        (RawInput("x", "INT16", (-1, 0)), "Expected 0, got 5"),
         (RawInput("x", "INT16", (-1, -1)), MANY_SIZES),
         (RawInput("x", "BYTES", (2,)), NO_ELEMENT),
         (RawInput("x", "INT4", (2,)), "'INT4' is not one of"),
@@ -348,7 +348,10 @@ WRONG_TENSORS = [
     (tensor(data=[1, "y" * 1000]), 'is "' + "y" * 40 + '..."'),
     (tensor(datatype="FP16"), "FP16 has no JSON form: send it as binary data"),
     (tensor(parameters=[]), "'parameters' of input 'x' must be a JSON object"),
-    (tensor(parameters={"p": None}), "that of input 'x' must be a string"),
+    (
+        tensor(parameters={"p": None}),
+        "parameter 'p' has invalid type. It should be either 'int', 'bool', or 'string'.",
+    ),
     (tensor(parameters={"binary_data_size": 8}), "it has both 'data' and 'binary_data_size'"),
     (tensor(parameters={"binary_data_size": -8}, data=...), "must be a number of bytes, not -8"),
     (tensor(parameters={"binary_data_size": True}, data=...), "must be a number of bytes"),
@@ -498,7 +501,7 @@ def test_a_wrong_header_length_is_refused(length, text):
 
 def test_bytes_that_no_input_takes_are_refused():
     body, length = posted({"x": (np.ones(2, np.int8), "binary")})
-    with pytest.raises(PackageError, match="1 bytes of the body belong to no input"):
+    with pytest.raises(PackageError, match=r"^unexpected additional input data for model ''$"):
         read_request(body + b"!", length)
 
 
