@@ -440,6 +440,17 @@ class EnsembleBackend(Backend):
             config.model_transaction_policy.decoupled = True
         return config
 
+    def labels(self, source: ModelSource) -> dict[str, Sequence[bytes]]:
+        """Return the labels of the models that make the outputs."""
+        return {
+            tensor: labels
+            for step in steps_of(source.config)
+            for name, labels in self._models.labels(
+                key_of(step.model_namespace, step.model_name), step.model_version
+            ).items()
+            if (tensor := step.output_map.get(name))
+        }
+
     def graph(self, source: ModelSource) -> Graph:
         """Return the steps. Raises ConfigError: they do not fit their models."""
         return ensemble_graph(source.config, self._models)

@@ -89,7 +89,7 @@ class GraphMaker:
         names: ModelNames = None, [key]
         if backend.serves_graph:
             names = key, [None] * len(graph.ops)
-        labels = await asyncio.to_thread(_labels, source)
+        labels = {**backend.labels(source), **await asyncio.to_thread(_labels, source)}
         if not backend.serves_graph:
             graph.ops[0].pipeline_warm_up = await asyncio.to_thread(samples_of, source)
         model = RepositoryModel(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -49,6 +49,10 @@ class ServedModels:
     def config(self, name: str, version: int) -> ModelConfig:
         """Return the configuration of a ready model. Raises NoServiceError."""
         return _config_of(self._find(name, version).entry)
+
+    def labels(self, name: str, version: int) -> Mapping[str, Sequence[bytes]]:
+        """Return the classes' names of a ready model, by output. Raises NoServiceError."""
+        return self._find(name, version).entry.served.labels
 
     def check_outputs(self, name: str, version: int, wanted: Sequence[str]) -> None:
         """Raise V2Error for unknown outputs of a model, PipelineError for an unknown model."""

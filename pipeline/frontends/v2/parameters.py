@@ -43,8 +43,19 @@ _OF_INFO = (*OF_SEQUENCES, "priority")
 def timeout_of(parameters: Mapping[str, object]) -> float | None:
     """Return the parameter `timeout`, which is in microseconds, in seconds; None: no limit.
 
-    Raises V2Error for a parameter of the protocol with a value of another kind, for a reserved
-    name, and for a sequence id that is too long.
+    Raises V2Error as `check_parameters` does.
+    """
+    check_parameters(parameters)
+    micros = parameters.get("timeout", 0)
+    assert isinstance(micros, int)
+    return micros * _MICROS if micros else None
+
+
+def check_parameters(parameters: Mapping[str, object]) -> None:
+    """Raise V2Error for parameters that a request may not have.
+
+    These are: a parameter of the protocol with a value of another kind, a reserved name, and a
+    sequence id that is too long.
     """
     for name, value in parameters.items():
         if name in _KINDS:
@@ -54,9 +65,6 @@ def timeout_of(parameters: Mapping[str, object]) -> float | None:
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should "
                 "not be specified.",
             )
-    micros = parameters.get("timeout", 0)
-    assert isinstance(micros, int)
-    return micros * _MICROS if micros else None
 
 
 def _check_forwarded(headers: Mapping[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,6 +73,10 @@ class Backend(Protocol):
 
     def settings(self, source: ModelSource) -> Mapping[str, Any]:
         """Return keys of `op.<name>` of config.yml in addition to those of every model."""
+        return {}
+
+    def labels(self, source: ModelSource) -> Mapping[str, Sequence[bytes]]:
+        """Return names of classes for outputs whose configuration has no file of them."""
         return {}
 
     def graph(self, source: ModelSource) -> Graph:

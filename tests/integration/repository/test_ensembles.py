@@ -228,3 +228,16 @@ def test_an_ensemble_reshapes_its_tensors_for_its_models(tmp_path, most, models_
         assert [(each["shape"], each["data"]) for each in answer["outputs"]] == [
             (shape, values)
         ] * models_count
+
+
+def test_an_ensemble_has_the_labels_of_the_models_that_make_its_outputs(models):
+    config = models / "b" / "config.pbtxt"
+    slot = 'name: "OUTPUT0"'
+    config.write_text(config.read_text().replace(slot, f'{slot} label_filename: "labels.txt"'))
+    (models / "b" / "labels.txt").write_text("cat\ndog\n")
+    add_chain(models, "outer", steps=[("e", {"x": "in"}, {"y": "out"})], ends=("in", "out"))
+    x = {"name": "in", "datatype": "FP32", "shape": [1, 2], "data": [1, 3]}
+    asked = {"inputs": [x], "outputs": [{"name": "out", "parameters": {"classification": 1}}]}
+    with serving(models, mode="none") as server:
+        _, _, answer = http(server, "POST", "/v2/models/outer/infer", asked)
+    assert answer["outputs"][0]["data"] == ["3.000000:1:dog"]

@@ -127,7 +127,7 @@ array = request.inputs()[0].as_numpy()
 wrong = [
     asked("no_such", array), asked("same", array, requested_output_names=["NO"]),
     asked("same", array.astype(np.int8)), asked("counts", array),
-    asked("same", array, model_version=7)]
+    asked("same", array, model_version=7), asked("same", array, correlation_id="s" * 129)]
 texts = [[each.exec().error().code(), each.exec().error().message()] for each in wrong]
 texts += [each.error().message() for each in asked("no_such", array).exec(decoupled=True)]
 try:
@@ -236,8 +236,10 @@ def test_calls_that_cannot_be_are_errors_with_codes(server):
     assert texts[3][0] == 5
     assert "'decoupled=True'" in texts[3][1]
     assert texts[4][0] == 2
-    assert texts[5] == texts[0][1]
-    assert texts[6] == "expected a text, found int"
+    limit = "string correlation ID cannot exceed 128 characters: 'sequence_id' has 129"
+    assert texts[5] == [3, begin.format("same") + limit]
+    assert texts[6] == texts[0][1]
+    assert texts[7] == "expected a text, found int"
 
 
 def test_large_arrays_come_and_go_and_are_the_models_own(server):

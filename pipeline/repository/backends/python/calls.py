@@ -23,9 +23,9 @@ from pipeline.engine.model_calls import (
     error_in,
     outputs_in,
 )
-from pipeline.errors import DeadlineError, PipelineError, RequestCancelledError
+from pipeline.errors import DeadlineError, InputError, PipelineError, RequestCancelledError
 from pipeline.frontends.v2.errors import V2Error, V2Status, v2_error
-from pipeline.frontends.v2.parameters import info_of
+from pipeline.frontends.v2.parameters import check_parameters, info_of
 from pipeline.repository.backends.python.requests import (
     FLAG_END,
     FLAG_START,
@@ -224,6 +224,12 @@ class InferenceRequest:
         if ServerAccess.is_idle.get():
             raise TritonModelException("BLS is only supported during the 'execute' function.")
         own_parameters = self._parameters()
+        try:
+            check_parameters({"sequence_id": self._sequence})
+        except V2Error as error:
+            raise InputError(
+                f"Model {self._name} - Error when running inference: {error}"
+            ) from None
         limit_s = self._timeout / 1e6 if self._timeout else None
         info = info_of(self._id, own_parameters, {}, self._outputs)
         call = PeerCall(self._name, self._version, info, limit_s, call_trace(), takes_parts)
