@@ -528,6 +528,7 @@ def run(suite: Suite) -> tuple[list[dict[str, str]], float, str]:
     environment = {
         **os.environ,
         "PATH": f"{BUILD}/bin:{BUILD}/venv/bin:{os.environ['PATH']}",
+        "NVIDIA_TRITON_SERVER_VERSION": suite.version,
         "PYTHONPATH": "../common",
         "PIPELINE_TEST_HOOKS": "1",
         "PYTEST_PLUGINS": "suite_results",

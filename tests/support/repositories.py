@@ -144,11 +144,11 @@ class ServedDouble:
 class MakerDouble:
     """Loads at once what is not among `broken`, and ends it when the test lets it.
 
-    `made` and `ended` have "name:version" of each.
+    `made`, `ended` and `waiting` have "name:version" of each.
     """
 
     def __init__(self):
-        self.made, self.ended = [], []
+        self.made, self.ended, self.waiting = [], [], []
         self.broken: set[str] = set()
         self.may_end = asyncio.Event()
         self.may_end.set()
@@ -157,7 +157,9 @@ class MakerDouble:
 
     async def make(self, source):
         key = f"{source.name}:{source.version}"
+        self.waiting.append(key)
         await self.may_load.wait()
+        self.waiting.remove(key)
         if source.name in self.broken or key in self.broken:
             raise ConfigError("it is broken")
         self.made.append(key)

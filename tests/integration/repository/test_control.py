@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 
 import pytest
 from doubles import on_loop, until
@@ -313,6 +314,41 @@ async def test_two_loads_of_one_model_come_one_after_the_other(tmp_path):
         assert there.maker.made == ["a:1", "a:1"]
         await until(lambda: there.maker.ended == ["a:1"])
         assert there.shown == ["a:1"]
+
+
+@on_loop
+async def test_the_index_follows_a_model_through_all_states(tmp_path):
+    folder = add_identity(tmp_path, "a", 1)
+    async with Controlled(tmp_path) as there:
+
+        async def states(*expected):
+            assert [(version, *rest) for _, version, *rest in await there.index()] == [*expected]
+
+        async def held(change, *expected):
+            there.maker.may_load.clear()
+            load = asyncio.ensure_future(change)
+            await until(lambda: bool(there.maker.waiting))
+            await states(*expected)
+            there.maker.may_load.set()
+            await load
+
+        await states(("", "", ""))
+        await held(there.load("a"), ("1", "LOADING", ""))
+        await states(("1", "READY", ""))
+        (folder / "2").mkdir()
+        await held(there.load("a"), ("1", "READY", ""), ("2", "LOADING", ""))
+        await until(lambda: there.maker.ended == ["a:1"])
+        await states(("1", "UNAVAILABLE", "unloaded"), ("2", "READY", ""))
+        touch(folder / "config.pbtxt")
+        await held(there.load("a"), ("1", "UNAVAILABLE", "unloaded"), ("2", "READY", ""))
+        there.maker.may_end.clear()
+        await there.control.unload("a")
+        await states(("1", "UNAVAILABLE", "unloaded"), ("2", "UNLOADING", ""))
+        there.maker.may_end.set()
+        await until(lambda: there.maker.ended == ["a:1", "a:2", "a:2"])
+        await states(("1", "UNAVAILABLE", "unloaded"), ("2", "UNAVAILABLE", "unloaded"))
+        shutil.rmtree(folder)
+        await states()
 
 
 @on_loop
