@@ -321,7 +321,7 @@ SUITES = [
     Suite(
         "L0_large_payload",
         edits=(
-            ("--log-verbose=1", f"--http-max-input-size={5 << 29}"),
+            ("--log-verbose=1", f"--http-max-input-size={2**31 - 1}"),
             ("PUT__0", "PUT0"),
         ),
         version=STAND_INS,
@@ -375,7 +375,10 @@ SUITES = [
     Suite("L0_rate_limiter", edits=((r'echo "kind: KIND_GPU', 'echo "kind: KIND_CPU'),)),
     Suite("L0_repoagent_checksum", excluded={"": "repository agents are libraries in C++"}),
     Suite("L0_request_cancellation"),
-    Suite("L0_response_cache"),
+    Suite(
+        "L0_response_cache",
+        edits=((r"\$UNIT_TEST >>", "true >>"), (r"LEAKCHECK=/usr/bin/valgrind", "exit $RET")),
+    ),
     Suite("L0_response_statistics"),
     Suite("L0_scalar_io"),
     Suite("L0_secure_grpc", excluded={"": "TLS is a proxy's"}),
@@ -393,6 +396,7 @@ SUITES = [
         excluded={
             "test_step2_max_queue|test_parallel_step": "parts of a request do not run in parallel",
         },
+        limit_s=1800.0,
     ),
     Suite("L0_simple_example", edits=((CLIENT_IN_CPP, ""),)),
     Suite("L0_storage_S3_local", excluded={"": "repositories are folders"}),
