@@ -24,6 +24,8 @@ Other fuzzers, each with a command of its own (`python -m fuzz.NAME`):
 - `batches`: one Op with `batching: dynamic`.
 - `loads`: overload by several kinds of requests.
 - `upstream`: `client_type: openai` and servers that fail.
+- `repository`: models that are loaded and unloaded under requests.
+- `stored`: inputs by reference, in a store that fails.
 - `edge`: the gateway compared with the embedded edge.
 """
 

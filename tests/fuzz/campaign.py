@@ -24,7 +24,7 @@ FUZZERS = {
         name: f"fuzz.{name}"
         for name in (
             *("batches", "loads", "sequences", "streams"),
-            *("sequences_real", "streams_real", "sockets", "upstream"),
+            *("sequences_real", "streams_real", "sockets", "upstream", "repository", "stored"),
             *("lane", "edge"),
         )
     },
