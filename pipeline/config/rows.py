@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
@@ -109,8 +110,13 @@ def _masked(source: ConfigSource, value: object, path: KeyPath, secret: Set[str]
         }
     if isinstance(value, list | tuple):
         return [_masked(source, inner, (*path, at), secret) for at, inner in enumerate(value)]
-    return MASK if source.is_secret(path) or path[-1] in _SECRET_KEYS else value
+    if source.is_secret(path) or path[-1] in _SECRET_KEYS:
+        return MASK
+    return _PASSWORD.sub(MASK, value) if isinstance(value, str) else value
 
+
+_PASSWORD = re.compile(r"(?<=://)[^\s?#]*(?=@)")
+"""User and password in a URL; a password that is not escaped may contain a slash."""
 
 _SECRET_KEYS = frozenset(("api_key", "password", "secret", "token"))
 """Secret keys of implementations whose Struct is not here."""

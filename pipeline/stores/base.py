@@ -51,9 +51,16 @@ def open_store(url: str) -> InputStore:
 
     Raises ConfigError: there is none of that scheme; InitError: it cannot be made.
     """
-    scheme = urlsplit(url).scheme
-    if not scheme:
-        raise ConfigError("payload_store: expected a URL such as redis://host:6379/0")
+    try:  # the library's error would show a password with a slash in the place of the port
+        parts = urlsplit(url)
+        is_url = bool(parts.scheme) and (parts.port is None or parts.port >= 0)
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ConfigError(
+            "payload_store: expected a URL such as redis://host:6379/0; a password needs %-escapes"
+        ) from None
+    scheme = parts.scheme
     make = registry.find("stores", scheme)
     try:
         store: InputStore = make(url)

@@ -24,6 +24,7 @@ SERVICE = "/inference.GRPCInferenceService"
 BODY = json.dumps({"key": ["x"], "value": ["1"]}).encode()
 GOOD, WRONG, ADMIN = "good-token-7d1f", "wrong-token-93ab", "admin-token-51ce"
 QUERY, PASSWORD = "query-secret-4e2d", "basic-secret-0c9b"
+STORE, UPSTREAM = "store-secret-77aa", "upstream-secret-12ef"
 
 
 class Echo(Op):
@@ -143,6 +144,44 @@ def test_no_secret_is_written_or_answered(secured: Secured) -> None:
         assert not [answer for _, answer in answers if secret in answer]
     for name in ("alice", "root", "jwt:carol"):
         assert name in text
+
+
+class Upstream(Op):
+    def preprocess(self, input_dicts):
+        return {"prompt": str(input_dicts["@DAGExecutor"]["x"])}
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_no_secret_of_the_server_is_written_or_answered(tmp_path, monkeypatch, log_format) -> None:
+    """Neither a store nor a model elsewhere can be reached: both errors name their servers."""
+    monkeypatch.setenv("SERVING_LOG_PATH", str(tmp_path / "logs"))
+    server = PipelineServer("svc")
+    server.set_response_op(ResponseOp(Upstream("upstream", RequestOp())))
+    traces = {"file": str(tmp_path / "traces.jsonl"), "level": ["TIMESTAMPS", "TENSORS"], "rate": 1}
+    remote = {"client_type": "openai", "server_endpoints": ["127.0.0.1:1"], "api_key": UPSTREAM}
+    server.prepare_server(
+        yml_dict={
+            "rpc_port": 0,
+            "http_port": 0,
+            "request_traces": traces,
+            "payload_store": f"redis://user:{STORE}@127.0.0.1:1/0",
+            "log": {"request_sample": 1, "level": "DEBUG", "format": log_format},
+            "op": {"upstream": {**remote, "local_service_conf": {"fetch_list": ["text"]}}},
+        }
+    )
+    reference = f"pipeline-stored:{'0' * 32}"
+    bodies = [json.dumps({"key": ["x"], "value": [value]}).encode() for value in ("1", reference)]
+    with server as running:
+        asked = Secured(running, tmp_path, Signer())
+        answers = [asked.ask("/svc/prediction", body)[1] for body in bodies]
+        assert not [answer for answer in answers if '"err_no":0' in answer]
+        answers += [asked.ask(path, None)[1] for path in ("/metrics", "/status.json", "/")]
+        texts = [each.read_text() for each in tmp_path.rglob("*") if each.is_file()]
+    texts += [each.read_text() for each in tmp_path.rglob("*") if each.is_file()]
+    assert "payload_store: " in "".join(answers)
+    assert any("127.0.0.1:1" in text for text in texts)
+    for secret in (STORE, UPSTREAM):
+        assert not [text for text in (*answers, *texts) if secret in text]
 
 
 def _wait_for(is_met) -> None:

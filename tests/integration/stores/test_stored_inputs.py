@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import subprocess
+import traceback
 from typing import ClassVar
 
 import numpy as np
@@ -244,3 +245,9 @@ def test_no_such_store_is_an_error_at_the_start():
         server_of(Ask("ask", RequestOp()), "somewhere"),
     ):
         pass
+    with (
+        pytest.raises(PipelineError, match="expected a URL such as") as caught,
+        server_of(Ask("ask", RequestOp()), "redis://user:hunter2/x@host:6379/0"),
+    ):
+        pass
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))

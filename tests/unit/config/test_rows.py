@@ -66,6 +66,17 @@ def test_no_secret_is_shown():
     assert found["op.bow.unknown"].value == [1, {"password": "***"}]
 
 
+@pytest.mark.parametrize("password", ["p4ssword", "p4/ss@word"])
+def test_a_password_in_a_url_is_not_shown(password):
+    url = f"redis://user:{password}@host:6379/0"
+    Path("config.yml").write_text(
+        f"rpc_port: 0\npayload_store: {url}\nop: {{bow: {{input_store: {{url: '{url}'}}}}}}\n"
+    )
+    found = rows()
+    for key in ("payload_store", "op.bow.input_store.url"):
+        assert found[key].value == "redis://***@host:6379/0"
+
+
 def test_the_rows_are_the_configuration():
     """What they show, read as a file, is the same configuration."""
     Path("config.yml").write_text("rpc_port: 0\ntimeout: 500\nop: {bow: {concurrency: 3}}\n")
