@@ -13,7 +13,7 @@ import pytest
 from doubles import Holds, chain, client_of, server_for, wait_until
 from garbage import collect
 from paths import TESTS
-from served import children, nothing_more
+from served import children, no_leftovers
 
 from pipeline.config import registry
 from pipeline.engine import request
@@ -51,26 +51,26 @@ def _threads() -> set[threading.Thread]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+def no_resources_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test leaves no thread of the library, no child process and no shared memory."""
     threads = _threads()
     # A unit test starts no process, and to look for shared memory costs more than most of them.
-    with nullcontext() if "unit" in request.keywords else nothing_more():
+    with nullcontext() if "unit" in request.keywords else no_leftovers():
         yield
         if _threads() - threads:
             wait_until(lambda: not (_threads() - threads))
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_registrations_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registration ends with the test that makes it."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nobody_outlives_a_module() -> Iterator[None]:
+def no_process_outlives_a_module() -> Iterator[None]:
     """The tests of a module together leave no process and no shared memory."""
-    with nothing_more():
+    with no_leftovers():
         yield
     assert children() == set()
 

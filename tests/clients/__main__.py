@@ -97,7 +97,7 @@ def ran(command: Sequence[str], folder: Path, more: Mapping[str, str] | None = N
     return run.stdout
 
 
-def asked(name: str, client: Mapping[str, Any], url: str) -> dict[str, str | None]:
+def abilities_of(name: str, client: Mapping[str, Any], url: str) -> dict[str, str | None]:
     """Return what a client is able to: None, or why it failed."""
     try:
         python, folder = installed(name, client)
@@ -108,10 +108,10 @@ def asked(name: str, client: Mapping[str, Any], url: str) -> dict[str, str | Non
         printed = ran([*python, str(folder / client["asks"]), url], folder, more)
     except RuntimeError as error:
         return {"asked": str(error)}
-    return told_in(printed) or {"asked": "it told nothing"}
+    return reported_in(printed) or {"asked": "it told nothing"}
 
 
-def told_in(printed: str) -> dict[str, str | None]:
+def reported_in(printed: str) -> dict[str, str | None]:
     """Return what a script told of each ability: None, or why it failed."""
     lines = [line.removeprefix("told: ") for line in printed.splitlines() if "told: " in line]
     told = [json.loads(line) for line in lines]
@@ -147,7 +147,7 @@ def main() -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     with scripted_server() as server:
         for name in options.only:
-            found[name] = asked(name, pins[name], f"http://127.0.0.1:{server.http_port}")
+            found[name] = abilities_of(name, pins[name], f"http://127.0.0.1:{server.http_port}")
             for ability, failure in found[name].items():
                 print(f"{name}: {ability}: {failure or 'works'}", flush=True)
     table = f"{table_of(found, pins)}\nAsked on {datetime.date.today()}.\n"

@@ -37,7 +37,7 @@ class Scripted(Op):
         if "input" in asked:
             yield embedding_of(asked)
             return
-        said = last_said(asked)
+        said = last_message(asked)
         if said == "refuse":
             raise ProductError(51, "the script says no")
         if said.startswith("busy") and said not in self._refused:
@@ -53,7 +53,7 @@ def parts_of(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the parts that a request is answered with, the last one with its finish_reason."""
     tools, messages = asked.get("tools"), asked.get("messages", ())
     is_answered = bool(messages) and messages[-1]["role"] == "tool"
-    counts = {"prompt_tokens": len(last_said(asked).split())}
+    counts = {"prompt_tokens": len(last_message(asked).split())}
     if tools and not is_answered and asked.get("tool_choice") != "none":
         yield from calls_of(asked)
         yield {"finish_reason": "tool_calls", **counts, "completion_tokens": 9}
@@ -96,7 +96,7 @@ def words_of(asked: Mapping[str, Any], told: str | None) -> Iterator[str]:
         )
 
 
-def last_said(asked: Mapping[str, Any]) -> str:
+def last_message(asked: Mapping[str, Any]) -> str:
     """Return the last message as text, or the prompt."""
     said = asked["messages"][-1].get("content") if "messages" in asked else asked["prompt"]
     if isinstance(said, list) and said and isinstance(said[0], dict):

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 from conformance_server import Holder
-from served import nothing_more
+from served import no_leftovers
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
+def no_resources_left() -> Iterator[None]:
     """As in conftest.py above, but for threads: a worker that is over its limit may stay stuck."""
-    with nothing_more():
+    with no_leftovers():
         yield
 
 

@@ -128,7 +128,7 @@ def test_a_large_array_is_sent_with_all_its_elements(server: Server, client: Pip
     assert server.requests[0].value[0].count(",") == 4999
 
 
-def test_bytes_are_sent_as_a_tensor_beside_the_text(server: Server, client: PipelineClient):
+def test_bytes_are_sent_as_a_tensor_next_to_the_text(server: Server, client: PipelineClient):
     client.predict({"image": b"\xff\xd8\x00", "name": "cat"})
     (request,) = server.requests
     assert pairs(request) == {"name": "cat"}
@@ -139,7 +139,7 @@ def test_bytes_are_sent_as_a_tensor_beside_the_text(server: Server, client: Pipe
 @pytest.mark.parametrize(
     "value", [None, object(), {1, 2}, [[1], [1, 2]], "\ud800", {"a": object()}]
 )
-def test_what_cannot_be_sent_is_a_type_error_that_names_the_key(
+def test_a_value_that_cannot_be_sent_is_a_type_error_with_the_key(
     server: Server, client: PipelineClient, value: Any, as_tensors: bool
 ):
     with pytest.raises(TypeError, match=r"feed_dict\['x'\] cannot be sent"):
@@ -200,7 +200,7 @@ def test_a_lod_travels_with_its_tensor(server: Server, client: PipelineClient):
 
 
 @pytest.mark.parametrize("as_tensors", [False, True])
-def test_a_profile_is_asked_for_in_either_format(
+def test_a_profile_is_requested_in_both_formats(
     server: Server, client: PipelineClient, as_tensors: bool
 ):
     client.predict({"x": "1"}, profile=True, pack_tensor_format=as_tensors)
@@ -235,15 +235,13 @@ def test_arrays_called_logid_and_clientip_are_inputs(
     assert names == ["logid", "clientip"]
 
 
-def test_the_client_ip_is_that_of_the_feed_or_else_the_own_one(
-    server: Server, client: PipelineClient
-):
+def test_the_client_ip_is_that_of_the_feed_or_the_local_one(server: Server, client: PipelineClient):
     client.predict({"clientip": "10.0.0.7"})
     client.predict({})
     assert [request.clientip for request in server.requests] == ["10.0.0.7", "127.0.0.1"]
 
 
-def test_the_callers_dict_is_left_alone_and_nothing_is_printed(
+def test_the_callers_dict_is_not_changed_and_nothing_is_printed(
     client: PipelineClient, capfd: pytest.CaptureFixture[str]
 ):
     feed = {"logid": 5, "clientip": "10.0.0.7", "x": [1, 2], "x.lod": [0, 2]}
@@ -279,7 +277,7 @@ def test_results_are_read_by_name(server: Server, client: PipelineClient):
     assert response.to_dict().keys() == {*response.keys(), "err_no", "err_msg"}
 
 
-def test_the_fields_of_the_message_are_there_as_they_were(server: Server, client: PipelineClient):
+def test_the_fields_of_the_message_are_available(server: Server, client: PipelineClient):
     answer = Response(err_no=51, err_msg="no face", key=["k"], value=["v"])
     server.answer = lambda request: answer
     response = client.predict({})
@@ -295,7 +293,7 @@ def test_the_fields_of_the_message_are_there_as_they_were(server: Server, client
     assert PipelineResponse(Response())
 
 
-def test_a_missing_result_is_a_key_error_that_says_what_there_is():
+def test_a_missing_result_is_a_key_error_with_the_available_keys():
     with pytest.raises(KeyError, match=r"'cost'.*'price'"):
         PipelineResponse(Response(key=["price"], value=["1"]))["cost"]
 
@@ -353,7 +351,7 @@ def test_an_error_is_raised_as_the_class_of_its_code(code: int, kind: type[error
     assert caught.value.code == code
 
 
-def test_an_answer_without_an_error_raises_none():
+def test_an_answer_without_an_error_does_not_raise():
     PipelineResponse(Response()).raise_for_error()
 
 
@@ -378,7 +376,7 @@ def full_answer() -> Response:
         (None, True, ["a", "b", "pipeline.profile", "c", "d"]),
     ],
 )
-def test_fetch_cuts_the_answer_down_unless_nothing_would_be_left(
+def test_fetch_selects_results_unless_none_would_remain(
     server: Server,
     client: PipelineClient,
     fetch: list[str] | None,
@@ -397,16 +395,18 @@ def test_fetch_cuts_the_answer_down_unless_nothing_would_be_left(
 def test_a_future_gives_the_answer_cut_down(server: Server, client: PipelineClient):
     server.answer = lambda request: full_answer()
     called: list[PipelinePredictFuture] = []
-    told = threading.Event()
+    Event = threading.Event()
     future = client.predict({"x": "1"}, fetch=["a"], asyn=True)
-    future.add_done_callback(lambda done: (called.append(done), told.set()))
+    future.add_done_callback(lambda done: (called.append(done), Event.set()))
     assert future.result().keys() == ["a"]
-    assert told.wait(30)
+    assert Event.wait(30)
     assert called == [future]
     assert future.done()
 
 
-def test_a_future_waits_no_longer_than_it_is_told(client: PipelineClient, blocked: threading.Event):
+def test_a_future_waits_no_longer_than_its_timeout(
+    client: PipelineClient, blocked: threading.Event
+):
     future = client.predict({}, asyn=True)
     assert blocked.wait(30)
     with pytest.raises(grpc.FutureTimeoutError):
@@ -423,7 +423,7 @@ def test_a_call_ends_at_its_deadline(client: PipelineClient, blocked: threading.
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_the_server_is_told_the_deadline(server: Server, client: PipelineClient):
+def test_the_server_receives_the_deadline(server: Server, client: PipelineClient):
     client.predict({}, timeout=1000)
     client.predict({}, asyn=True, timeout=1000).result()
     client.predict({})
@@ -495,7 +495,7 @@ def profiled(*values: str) -> Callable[[Request], Response]:
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_a_profile_that_was_asked_for_is_written_to_stdout(
+def test_a_requested_profile_is_written_to_stdout(
     server: Server, client: PipelineClient, capfd: pytest.CaptureFixture[str], end: str
 ):
     server.answer = profiled(PROFILE + end)
@@ -504,7 +504,7 @@ def test_a_profile_that_was_asked_for_is_written_to_stdout(
     assert "pipeline.profile" in response
 
 
-def test_the_profile_of_a_future_is_written_once_when_its_answer_is_taken(
+def test_the_profile_of_a_future_is_written_once_with_its_answer(
     server: Server, client: PipelineClient, capfd: pytest.CaptureFixture[str]
 ):
     server.answer = profiled(PROFILE)
@@ -535,7 +535,7 @@ def test_the_asyncio_client_writes_the_profile(server: Server, capfd: pytest.Cap
         (True, ["1", PROFILE], PROFILE + "\n"),
     ],
 )
-def test_nothing_else_is_written(
+def test_no_other_value_is_written(
     server: Server,
     client: PipelineClient,
     capfd: pytest.CaptureFixture[str],
@@ -560,7 +560,7 @@ def test_a_program_without_a_console_is_answered(
 # --- connecting and closing -----------------------------------------------------------------
 
 
-def test_a_client_that_is_not_connected_says_so(server: Server):
+def test_a_client_without_a_connection_raises(server: Server):
     client = PipelineClient()
     with pytest.raises(errors.ClosedError, match="PipelineClient is not connected"):
         client.predict({})
@@ -582,14 +582,14 @@ def test_connecting_again_changes_over(server: Server, client: PipelineClient):
         other.stop()
 
 
-def test_a_wrong_endpoint_leaves_the_connection_as_it_was(server: Server, client: PipelineClient):
+def test_an_invalid_endpoint_does_not_change_the_connection(server: Server, client: PipelineClient):
     with pytest.raises(errors.ConfigError):
         client.connect("nonsense")
     client.predict({})
     assert server.requests
 
 
-def test_a_client_needs_neither_the_engine_nor_the_predictors():
+def test_a_client_imports_neither_the_engine_nor_the_predictors():
     script = (
         "import sys, pipeline.client\n"
         "upper = ('engine', 'predictors', 'op', 'config', 'server', 'doors', 'observe')\n"
@@ -664,7 +664,7 @@ def test_an_asyncio_call_ends_at_its_deadline(server: Server, blocked: threading
     assert asyncio.run(late()) is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_a_server_on_loopback_is_asked_without_a_proxy_and_others_name_it(monkeypatch, server):
+def test_a_loopback_server_bypasses_the_proxy_and_errors_of_others_name_it(monkeypatch, server):
     for name in ("grpc_proxy", "https_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")

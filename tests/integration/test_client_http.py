@@ -65,7 +65,7 @@ def test_an_answer_may_end_with_its_connection(answering, is_async, head):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_an_answer_that_is_shorter_than_it_says_was_cut_off(answering, is_async):
+def test_an_answer_shorter_than_its_length_is_an_error(answering, is_async):
     server = answering(OK + b"Content-Length: 28\r\n\r\n" + ONE)
     with pytest.raises(ClosedError, match="cut off"):
         predicted(server, is_async)
@@ -96,9 +96,7 @@ ODD_FIELDS = [
 @pytest.mark.parametrize("field", ODD_FIELDS)
 @pytest.mark.parametrize("method", ["unary_unary", "unary_stream"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_metadata_that_are_no_header_are_refused_before_anything_is_sent(
-    answering, is_async, method, field
-):
+def test_invalid_metadata_are_refused_before_the_request(answering, is_async, method, field):
     server = answering(OK + b"Content-Length: 27\r\n\r\n" + ONE)
     services = services_of(f"http://{server.address}/svc")
 
@@ -113,7 +111,7 @@ def test_metadata_that_are_no_header_are_refused_before_anything_is_sent(
     assert server.heard == []
 
 
-def test_metadata_go_as_they_are(answering):
+def test_metadata_are_sent_unchanged(answering):
     server = answering(OK + b"Content-Length: 27\r\n\r\n" + ONE)
     call = HttpChannel(services_of(f"http://{server.address}/svc"), 1000).unary_unary("")
     call(Request(), timeout=None, metadata=[("x-a", "b \u00e9"), ("x-b", "")])

@@ -33,8 +33,8 @@ class Trail(Op):
         if str(fields["word"]) == "bad":
             raise ValueError("a bad word")
         self.words[step.id].append(str(fields["word"]))
-        said = f"{'START' if step.start else ''}{'END' if step.end else ''}"
-        return {"trail": " ".join(self.words[step.id]), "said": said, "fed": ",".join(fields)}
+        text = f"{'START' if step.start else ''}{'END' if step.end else ''}"
+        return {"trail": " ".join(self.words[step.id]), "said": text, "fed": ",".join(fields)}
 
 
 @pytest.fixture(scope="module")
@@ -58,25 +58,25 @@ def client(request, server):
         yield client
 
 
-def told(answer):
+def words_and_flag(answer):
     answer.raise_for_error()
     return answer["trail"], answer["said"]
 
 
 def test_a_block_is_a_sequence(server, client):
     with client.sequence() as sequence:
-        assert told(sequence.predict({"word": "a"})) == ("a", "START")
-        assert told(sequence.predict({"word": "b"}, ["trail", "said"])) == ("a b", "")
+        assert words_and_flag(sequence.predict({"word": "a"})) == ("a", "START")
+        assert words_and_flag(sequence.predict({"word": "b"}, ["trail", "said"])) == ("a b", "")
         assert live(server) == 1
     wait_until(lambda: live(server) == 0)
     with pytest.raises(ClosedError, match="has ended"):
         sequence.predict({"word": "c"})
 
 
-def test_the_op_is_told_of_an_end_that_a_request_brings(server, client):
+def test_the_op_is_notified_of_an_end_in_a_request(server, client):
     with client.sequence("named") as sequence:
         sequence.predict({"word": "a"})
-        assert told(sequence.predict({"word": "b"}, end=True)) == ("a b", "END")
+        assert words_and_flag(sequence.predict({"word": "b"}, end=True)) == ("a b", "END")
         wait_until(lambda: live(server) == 0)
         with pytest.raises(ClosedError, match="has ended"):
             sequence.predict({"word": "c"})
@@ -102,9 +102,9 @@ def test_an_exception_ends_the_sequence(server, client):
 def test_a_first_request_that_failed_may_be_sent_again(client):
     with client.sequence() as sequence:
         assert sequence.predict({"word": "bad"}).err_no
-        assert told(sequence.predict({"word": "a"})) == ("a", "START")
+        assert words_and_flag(sequence.predict({"word": "a"})) == ("a", "START")
         assert sequence.predict({"word": "bad"}).err_no
-        assert told(sequence.predict({"word": "b"})) == ("a b", "")
+        assert words_and_flag(sequence.predict({"word": "b"})) == ("a b", "")
 
 
 def test_wrong_ids_and_keys_are_refused(client):
@@ -115,7 +115,7 @@ def test_wrong_ids_and_keys_are_refused(client):
         sequence.predict({"word": "a", "sequence_end": "1"})
 
 
-def test_a_sequence_that_sent_nothing_sends_nothing():
+def test_a_sequence_without_requests_sends_nothing():
     with PipelineClient() as client:
         client.connect("127.0.0.1:1")
         with client.sequence():
@@ -124,7 +124,7 @@ def test_a_sequence_that_sent_nothing_sends_nothing():
             sequence.predict({"word": "a"})
 
 
-def test_before_connect_there_is_none():
+def test_before_connect_there_is_no_sequence():
     with pytest.raises(ClosedError, match="call connect"):
         PipelineClient().sequence()
 
@@ -147,11 +147,11 @@ def test_requests_that_are_not_awaited_keep_their_order(server, over_grpc):
         last = sequence.predict({"word": "last"})
         trails = [answer.result(30)["trail"] for answer in answers]
     assert trails == [" ".join(map(str, range(n + 1))) for n in range(20)]
-    assert told(last)[0].endswith("19 last")
+    assert words_and_flag(last)[0].endswith("19 last")
     wait_until(lambda: live(server) == 0)
 
 
-def test_who_is_cancelled_before_it_is_sent_is_never_sent(over_grpc):
+def test_a_request_cancelled_before_it_is_sent_is_never_sent(over_grpc):
     MAY_GO.clear()
     with over_grpc.sequence() as sequence:
         first, second, third = [sequence.predict({"word": word}, asyn=True) for word in "abc"]
@@ -160,20 +160,20 @@ def test_who_is_cancelled_before_it_is_sent_is_never_sent(over_grpc):
         MAY_GO.set()
         with pytest.raises(grpc.FutureCancelledError):
             second.result()
-        assert [told(call.result(30))[0] for call in (first, third)] == ["a", "a c"]
+        assert [words_and_flag(call.result(30))[0] for call in (first, third)] == ["a", "a c"]
 
 
-def test_who_waits_too_little_is_told(over_grpc):
+def test_a_short_timeout_of_a_result_raises(over_grpc):
     MAY_GO.clear()
     with over_grpc.sequence() as sequence:
         call = sequence.predict({"word": "a"}, asyn=True)
         with pytest.raises(grpc.FutureTimeoutError):
             call.result(0)
         MAY_GO.set()
-        assert told(call.result(30))[0] == "a"
+        assert words_and_flag(call.result(30))[0] == "a"
 
 
-def test_an_exception_cancels_what_is_under_way(server, over_grpc):
+def test_an_exception_cancels_running_requests(server, over_grpc):
     MAY_GO.clear()
     calls = []
     with pytest.raises(KeyError):
@@ -220,8 +220,8 @@ async def _in_tasks(doors):
                 *(sequence.predict({"word": str(n)}) for n in range(5)),
                 sequence.predict({"word": "5"}, end=True),
             )
-        assert [told(answer)[0] for answer in answers][-1] == "0 1 2 3 4 5"
-        assert [told(answer)[1] for answer in answers] == ["START", "", "", "", "", "END"]
+        assert [words_and_flag(answer)[0] for answer in answers][-1] == "0 1 2 3 4 5"
+        assert [words_and_flag(answer)[1] for answer in answers] == ["START", "", "", "", "", "END"]
         with pytest.raises(ClosedError):
             await sequence.predict({"word": "6"})
         sequence = client.sequence()

@@ -143,7 +143,7 @@ def test_a_pipeline_without_a_stream_gives_one_part(door):
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "http://127.0.0.1:1/svc"])
-def test_what_cannot_be_sent_or_reached(endpoint):
+def test_an_unsendable_feed_or_an_unavailable_server_raises(endpoint):
     client = PipelineClient()
     with pytest.raises(ClosedError):
         client.predict_stream({})
@@ -246,16 +246,16 @@ def test_tensors_and_large_parts_over_http(web):
         assert [len(part.value[0]) for part in parts] == [300_001] * 2
 
 
-def test_another_service_than_the_server_s_is_told_as_an_answer(server):
+def test_an_unknown_service_is_an_error_answer(server):
     with PipelineClient() as client:
         client.connect(f"http://127.0.0.1:{server.http_port}/other")
-        (told,) = client.predict_stream({"n": "1"})
-        for answer in (told, client.predict({"n": "1"})):
+        (reported,) = client.predict_stream({"n": "1"})
+        for answer in (reported, client.predict({"n": "1"})):
             with pytest.raises(NoServiceError):
                 answer.raise_for_error()
 
 
-def test_a_deadline_that_is_over_asks_nobody(web):
+def test_an_expired_deadline_sends_no_request(web):
     with pytest.raises(DeadlineError):
         web.predict_stream({"n": "1"}, timeout=-1.0)
 
@@ -272,7 +272,7 @@ def test_both_limits_of_a_client_over_http(server):
             next(parts)
 
 
-def test_another_server_is_asked_where_one_is_not_there(server):
+def test_another_server_is_used_if_one_is_unavailable(server):
     with PipelineClient() as client:
         client.connect(["http://127.0.0.1:1/svc", endpoint_of(server, "HTTP")])
         assert [client.predict({"n": "1"}).err_no for _ in range(3)] == [0] * 3
@@ -282,7 +282,7 @@ def test_another_server_is_asked_where_one_is_not_there(server):
     "endpoint",
     ["http://127.0.0.1:80", "http:///svc", "https://127.0.0.1:80/svc", "http://127.0.0.1:80/a b"],
 )
-def test_endpoints_of_http_that_name_nobody(endpoint):
+def test_invalid_http_endpoints_are_refused(endpoint):
     for endpoints in (endpoint, ["http://127.0.0.1:80/svc", endpoint], [endpoint, "127.0.0.1:80"]):
         with pytest.raises(ConfigError):
             PipelineClient().connect(endpoints)

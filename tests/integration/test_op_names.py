@@ -38,7 +38,7 @@ def names_of(op):
     yield from vars(op)
 
 
-def test_the_library_keeps_to_names_that_nobody_chooses_by_chance():
+def test_the_library_uses_names_that_users_do_not_choose():
     read = RequestOp()
     last = Op("last", read)
     write = ResponseOp(last)
@@ -131,7 +131,7 @@ def with_attributes(**attributes):
 @pytest.mark.parametrize(
     "value", ["x", ["x"], [], None, 3, {"x": [1, 2]}, np.zeros(3), np.float32(1), lambda: None]
 )
-def test_what_holds_no_tensor_is_no_declaration(value):
+def test_a_value_without_tensors_is_not_a_declaration(value):
     assert declared(with_attributes(input_tensors=value), "input_tensors") == ()
 
 
@@ -147,12 +147,12 @@ def test_the_most_samples_are_a_whole_number_or_somebody_elses(most, number):
 
 
 @pytest.mark.parametrize("most", ["8", 8.0, True, -1, None, [8]])
-def test_beside_declared_tensors_the_most_samples_have_to_be_a_whole_number(most):
+def test_max_batch_size_next_to_declared_tensors_must_be_an_integer(most):
     op = with_attributes(max_batch_size=most, input_tensors=[X])
     with pytest.raises(ConfigError, match="Op 'own': max_batch_size has to be a whole number"):
         max_batch_size_of(op)
 
 
-def test_a_server_with_such_a_declaration_does_not_start():
+def test_a_server_with_an_invalid_declaration_does_not_start():
     with pytest.raises(ConfigError, match="input_tensors has to be a list of Tensors"):
         server_for(with_attributes(input_tensors=X)).start()

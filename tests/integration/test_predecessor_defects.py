@@ -43,7 +43,7 @@ def release():
     event.set()
 
 
-def test_a_service_goes_on_after_dag_retry_met_a_timeout(release):
+def test_a_service_continues_after_dag_retry_met_a_timeout(release):
     """2: the second attempt was an error that ended the thread which answers all requests."""
     op = Hangs("hangs", RequestOp(), timeout=500)
     op.release = release
@@ -98,9 +98,9 @@ def test_no_feed_and_no_answer_ends_a_worker(how, code):
     op = Awkward("awkward", RequestOp(), batch_size=4, auto_batching_timeout=30_000)
     with server_for(op) as server, client_of(server) as client:
         for full_batch in (("plain", how, how, "plain"), (how,) * 4, ("plain",) * 4):
-            asked = [client.predict({"how": each}, asyn=True) for each in full_batch]
+            asked = [client.predict({"how": item}, asyn=True) for item in full_batch]
             codes = [future.result(20).err_no for future in asked]
-            assert codes == [code if each == how else 0 for each in full_batch]
+            assert codes == [code if item == how else 0 for item in full_batch]
 
 
 def test_a_mini_batch_may_have_a_timeout():
@@ -121,7 +121,7 @@ def test_a_mini_batch_may_have_a_timeout():
         assert client.predict({})["widths"] == [2, 3]
 
 
-def test_a_middle_op_that_returns_none_is_an_error_to_its_caller_alone():
+def test_a_middle_op_that_returns_none_is_an_error_of_its_request_only():
     """7: the next Op's worker ended the whole process."""
 
     class Absent(Op):
@@ -135,7 +135,7 @@ def test_a_middle_op_that_returns_none_is_an_error_to_its_caller_alone():
         assert client.predict({"how": "fine", "path": "x"})["path"] == "x>last"
 
 
-def test_a_full_channel_behind_several_producers_loses_nothing():
+def test_a_full_channel_after_several_producers_loses_no_request():
     """8: a producer that met a full channel of a join ended."""
     read = RequestOp()
     join = Tag("join", [Tag("left", read), Tag("right", Tag("middle", read))])
@@ -181,7 +181,7 @@ def doubled(message, context):
     return response.SerializeToString()
 
 
-def test_a_model_is_asked_over_grpc(tmp_path):
+def test_a_model_is_called_over_grpc(tmp_path):
     """12: `client_type: grpc` was accepted, and every request failed."""
     (tmp_path / "serving_client_conf.prototxt").write_text(
         'feed_var { name: "x" alias_name: "x" is_lod_tensor: false feed_type: 1 shape: 2 }\n'
@@ -203,7 +203,7 @@ class Doubled(Op):
         return {"y": feed_batch[0]["x"] * 2}, 0, ""
 
 
-def test_a_pipeline_is_asked_by_another_one():
+def test_a_pipeline_is_called_by_another_one():
     """12: `client_type: pipeline_grpc` also failed at every request."""
     with server_for(Doubled("double", RequestOp())) as far:
         remote = {
@@ -256,7 +256,7 @@ def test_an_error_text_reaches_the_caller_whole(stage, error):
         assert text in post(server, {})[1]["err_msg"]
 
 
-def test_an_op_may_be_given_a_number_of_attempts():
+def test_an_op_may_have_a_number_of_attempts():
     """23: with NumPy 2 `Op(retry=...)` raised, as numpy's max had taken the place of Python's."""
     assert Op("op", RequestOp(), retry=3).pipeline_given["retry"] == 3
 

@@ -57,7 +57,7 @@ def test_a_request_is_answered_over_grpc_and_http():
         )
 
 
-class KeepsPicture(Op):
+class StoresPicture(Op):
     """The classic script: state that one stage stores and another reads."""
 
     def preprocess(self, input_dicts, data_id, log_id):
@@ -71,7 +71,7 @@ class KeepsPicture(Op):
 
 
 def test_state_on_self_is_the_workers_own_with_eight_threads():
-    op = KeepsPicture("keeps", [RequestOp()], concurrency=8)
+    op = StoresPicture("keeps", [RequestOp()], concurrency=8)
     op.meeting = threading.Barrier(8, timeout=30)
     with server_for(op) as server, client_of(server) as client:
         asked = [client.predict({"im": str(i)}, asyn=True) for i in range(64)]
@@ -98,7 +98,7 @@ def test_tensors_go_in_and_tensors_and_text_come_back():
 
 
 @pytest.mark.parametrize("who", ["last op", "response op"])
-def test_whoever_asks_for_tensors_gets_tensors_only(who):
+def test_a_client_that_requests_tensors_gets_tensors_only(who):
     class Numbers(Op):
         def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
             return {"n": np.array([1, 2]), "raw": b"\x00\xff", "f": 0.5}, None, ""
@@ -215,7 +215,7 @@ def test_an_async_method_that_ends_the_program_ends_its_request_only(error, work
             assert client.predict({"how": "stay"})["how"] == "stay"
 
 
-def test_a_caller_is_answered_on_time_while_user_code_hangs_and_the_op_goes_on():
+def test_a_client_is_answered_in_time_while_user_code_hangs():
     release = threading.Event()
 
     class Hangs(Op):
@@ -241,7 +241,7 @@ def late(client):
         return error.code()
 
 
-def test_a_clients_deadline_is_kept():
+def test_the_deadline_of_a_client_is_met():
     release = threading.Event()
 
     class Hangs(Op):
@@ -259,7 +259,7 @@ def test_a_clients_deadline_is_kept():
             release.set()
 
 
-def test_overload_is_refused_at_once_with_a_code_of_its_own():
+def test_overload_is_refused_at_once_with_its_own_code():
     entered, release = threading.Semaphore(0), threading.Event()
 
     class Slow(Op):
@@ -283,7 +283,7 @@ def test_overload_is_refused_at_once_with_a_code_of_its_own():
         assert [future.result()["ok"] for future in (first, second)] == [1, 1]
 
 
-def test_a_request_that_cannot_be_in_time_is_told_at_every_door_when_to_try_again(monkeypatch):
+def test_a_request_that_cannot_be_in_time_gets_retry_after_at_each_frontend(monkeypatch):
     def is_too_much(request, admission, executor):
         raise OverloadedError(f"server is overloaded: {request.timeout_s:.3g} s are too few", 7)
 
@@ -294,19 +294,19 @@ def test_a_request_that_cannot_be_in_time_is_told_at_every_door_when_to_try_agai
             client.predict({"path": "x"}, timeout=2)
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "are too few" in caught.value.details()
-        told = dict(caught.value.trailing_metadata())
-        assert (told["pipeline-err-no"], told["grpc-retry-pushback-ms"]) == ("3004", "7000")
+        reported = dict(caught.value.trailing_metadata())
+        assert (reported["pipeline-err-no"], reported["grpc-retry-pushback-ms"]) == ("3004", "7000")
         body = {"key": ["path"], "value": ["x"]}
         hurried = {"grpc-timeout": "2S"}
-        found = http(server, "POST", "/svc/prediction", body, hurried)
-        assert (found[0], found[1]["retry-after"], found[2]["err_no"]) == (503, "7", 3004)
+        result = http(server, "POST", "/svc/prediction", body, hurried)
+        assert (result[0], result[1]["retry-after"], result[2]["err_no"]) == (503, "7", 3004)
         body = {"inputs": [{"name": "path", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}
-        found = http(server, "POST", "/v2/models/svc/infer", body, hurried)
-        assert (found[0], found[1]["retry-after"]) == (503, "7")
-        assert found[2] == {"error": "server is overloaded: 2 s are too few"}
+        result = http(server, "POST", "/v2/models/svc/infer", body, hurried)
+        assert (result[0], result[1]["retry-after"]) == (503, "7")
+        assert result[2] == {"error": "server is overloaded: 2 s are too few"}
 
 
-def test_a_caller_that_goes_away_frees_its_place(holds):
+def test_a_disconnect_frees_the_place_of_its_request(holds):
     with server_for(holds) as server, client_of(server) as client:
         future = client.predict({}, asyn=True)
         assert holds.entered.acquire(timeout=30)
@@ -341,7 +341,7 @@ def free_pair() -> int:
 
 
 @pytest.mark.parametrize("key", ["rpc_port", "http_port"])
-def test_a_port_in_use_is_named_and_nothing_is_left_running(key):
+def test_a_port_in_use_is_named_and_no_server_is_left_running(key):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = server_for(chain("a"), **{key: port})
@@ -364,7 +364,7 @@ def test_a_second_start_on_the_same_ports_works_at_once():
             assert post(server, {})[0] == 200
 
 
-def test_rpc_only_has_no_http_and_http_only_has_rpc_on_the_next_port():
+def test_rpc_port_alone_has_no_http_and_http_port_alone_has_rpc_on_the_next_port():
     server = PipelineServer("svc")
     server.set_response_op(ResponseOp([chain("a")]))
     server.prepare_server(yml_dict={"rpc_port": 0})
@@ -405,7 +405,7 @@ def test_a_missing_model_fails_the_start():
         server.start()
 
 
-def test_what_is_prepared_in_the_wrong_order_says_so():
+def test_a_wrong_order_of_preparation_is_an_error():
     with pytest.raises(GraphError, match="set_response_op"):
         PipelineServer().prepare_server(yml_dict={"rpc_port": 0})
     server = PipelineServer()
@@ -421,11 +421,11 @@ async def test_a_server_lives_inside_a_running_loop_as_well():
     async with server_for(chain("a")) as server:
         async with AsyncPipelineClient() as client:
             client.connect([f"127.0.0.1:{server.rpc_port}"])
-            got = await asyncio.gather(*(client.predict({"path": str(i)}) for i in range(20)))
-        assert [response["path"] for response in got] == [f"{i}>a" for i in range(20)]
+            responses = await asyncio.gather(*(client.predict({"path": str(i)}) for i in range(20)))
+        assert [response["path"] for response in responses] == [f"{i}>a" for i in range(20)]
 
 
-def test_stop_answers_those_inside_and_is_idempotent(holds):
+def test_stop_answers_running_requests_and_is_idempotent(holds):
     server = server_for(holds).start()
     with client_of(server) as client, ThreadPoolExecutor() as pool:
         future = client.predict({}, asyn=True)
@@ -437,7 +437,7 @@ def test_stop_answers_those_inside_and_is_idempotent(holds):
     server.stop()
 
 
-def test_stop_gives_up_on_those_that_outlast_the_grace_period(holds):
+def test_stop_gives_up_requests_after_the_grace_period(holds):
     server = server_for(holds, stop_grace_period=50).start()
     with client_of(server) as client, ThreadPoolExecutor() as pool:
         future = client.predict({}, asyn=True)
@@ -454,26 +454,26 @@ def test_stop_gives_up_on_those_that_outlast_the_grace_period(holds):
 @virtual
 async def test_the_grace_period_can_be_cut_short():
     async with Engine(chain("a"), service_s={"a": None}) as engine:
-        asked = [engine.ask(path=str(number)) for number in range(3)]
+        tasks = [engine.ask(path=str(number)) for number in range(3)]
         await settle()
         stopping = asyncio.create_task(engine.executor.stop(600.0))
         await settle()
         assert not stopping.done()
         before = asyncio.get_running_loop().time()
         engine.executor.answer_all_closed()
-        assert [(await answer).err_no for answer in asked] == [3001] * 3
+        assert [(await answer).err_no for answer in tasks] == [3001] * 3
         await stopping
         assert asyncio.get_running_loop().time() == before
 
 
 @virtual
-async def test_nobody_waits_for_workers_that_never_started():
+async def test_stop_does_not_wait_for_workers_that_never_started():
     engine = Engine(chain("a"))
-    asked = engine.ask(path="x")
+    task = engine.ask(path="x")
     await settle()
     before = asyncio.get_running_loop().time()
     await engine.executor.stop(600.0)
-    assert (await asked).err_no == 3001
+    assert (await task).err_no == 3001
     assert asyncio.get_running_loop().time() == before
 
 
@@ -484,7 +484,7 @@ def channel_to(server):
     return grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}")
 
 
-def test_health_says_ready_over_both_doors():
+def test_health_is_ready_over_both_frontends():
     with server_for(chain("a")) as server, channel_to(server) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         status = stub.Check(health_pb2.HealthCheckRequest()).status
@@ -503,7 +503,7 @@ def test_reflection_names_the_service():
     assert pipeline_service_pb2.DESCRIPTOR.package in names[0] or len(names) > 1
 
 
-def test_logs_are_written_while_the_server_runs_and_by_nobody_else(tmp_path):
+def test_only_our_logs_are_written_while_the_server_runs(tmp_path):
     class Refuses(Op):
         def preprocess(self, input_dicts, data_id, log_id):
             raise ProductError(60, "no")
@@ -541,7 +541,7 @@ def test_web_service_needs_only_the_last_op_and_may_replace_both_ends():
         assert post(server, {"key": ["path"], "value": ["x"]})[1]["value"] == ["X>A"]
 
 
-def test_web_service_that_returns_no_op_says_so():
+def test_a_web_service_that_returns_no_op_is_an_error():
     with pytest.raises(GraphError, match="get_pipeline_response must return the last Op"):
         WebService("x").prepare_pipeline_config(yml_dict={"rpc_port": 0})
 
@@ -583,7 +583,7 @@ class AddsMark(Op):
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
 @pytest.mark.parametrize("copies", [False, True])
-def test_all_user_code_runs_in_the_context_of_whoever_started_the_server(workers, copies):
+def test_user_code_runs_in_the_context_of_the_starting_thread(workers, copies):
     op = AddsMark("adds", [UnpacksMark()])
     token = MARK.set("starter")
     try:
@@ -593,8 +593,8 @@ def test_all_user_code_runs_in_the_context_of_whoever_started_the_server(workers
             server_for(op, response_op=PacksMark(op), dag=dag, **config) as server,
             client_of(server) as client,
         ):
-            found = client.predict({"x": "1"})
-            assert {key: found[key] for key in found.key} == dict.fromkeys(
+            predict = client.predict({"x": "1"})
+            assert {key: predict[key] for key in predict.key} == dict.fromkeys(
                 ("unpack", "preprocess", "async", "pack"), "starter"
             )
     finally:

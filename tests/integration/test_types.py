@@ -67,9 +67,9 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_examples_are_found(scripts):
-    found = {path.name for path in scripts.glob("*.py")}
-    assert {"web_server.py", "client.py", "jump.py", "guide_fragments.py"} <= found
+def test_the_examples_are_extracted(scripts):
+    results = {path.name for path in scripts.glob("*.py")}
+    assert {"web_server.py", "client.py", "jump.py", "guide_fragments.py"} <= results
 
 
 def test_pyright_finds_no_fault_with_users_scripts(scripts):

@@ -34,7 +34,7 @@ def children() -> set[str]:
 
 
 @contextlib.contextmanager
-def nothing_more() -> Iterator[None]:
+def no_leftovers() -> Iterator[None]:
     """Child processes and shared memory are afterwards as before, or fewer."""
     before, memory = children(), shared_memory()
     yield

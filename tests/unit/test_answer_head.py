@@ -79,13 +79,13 @@ def test_headers_that_no_answer_may_have_are_refused(headers, words):
             made()
 
 
-def test_what_is_set_on_an_error_counts_as_what_it_is_made_with():
+def test_attributes_set_on_an_error_count_like_arguments():
     error = ProductError(51, "slow down")
     error.status, error.headers = 429, {"retry-after": "5"}
     assert product_error(error).head == AnswerHead(429, (("retry-after", "5"),))
 
 
-def test_a_class_of_old_with_a_status_of_its_own_is_answered_as_before(caplog):
+def test_an_older_class_with_its_own_status_is_answered_as_before(caplog):
     class Old(ProductError):
         status = "failed"
 
@@ -120,10 +120,10 @@ def test_the_gateway_has_the_same_statuses_and_the_same_reserved_headers():
     names = theirs - {":authority"} | set(re.findall(r'"([a-z-]+)"', listed))
     assert all(map(is_reserved, names))
     failures = (internal / "failure/failure.go").read_text()
-    found = re.findall(r"http\.Status(\w+):\s+codes\.(\w+),", failures)
-    assert found
-    for status, code in found:
-        (number,) = (each for each in HTTPStatus if _words(each.name) == status.lower())
+    findall = re.findall(r"http\.Status(\w+):\s+codes\.(\w+),", failures)
+    assert findall
+    for status, code in findall:
+        (number,) = (item for item in HTTPStatus if _words(item.name) == status.lower())
         assert _words(grpc_status_for(number)) == code.lower()
     own = "connection keep-alive te trailer upgrade content-length content-type date host server"
     assert set(own.split()) <= names

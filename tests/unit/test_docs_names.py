@@ -30,18 +30,20 @@ def names_in(path: Path) -> frozenset[str]:
 
 
 def _names(body: list[ast.stmt], prefix: str) -> list[str]:
-    found = []
+    collected = []
     for node in body:
         match node:
             case ast.ClassDef(name=name):
-                found += [prefix + name, *_names(node.body, f"{prefix}{name}.")]
+                collected += [prefix + name, *_names(node.body, f"{prefix}{name}.")]
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                found.append(prefix + name)
+                collected.append(prefix + name)
             case ast.Assign(targets=targets):
-                found += [prefix + each.id for each in targets if isinstance(each, ast.Name)]
+                collected += [
+                    prefix + target.id for target in targets if isinstance(target, ast.Name)
+                ]
             case ast.AnnAssign(target=ast.Name(id=name)):
-                found.append(prefix + name)
-    return found
+                collected.append(prefix + name)
+    return collected
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -96,7 +98,7 @@ def test_the_documents_do_not_grow():
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MOST_WORDS
 
 
-def test_each_word_of_the_glossary_is_where_it_says():
+def test_each_word_of_the_glossary_is_in_its_file():
     wrong = []
     for word, where in WORD.findall(GLOSSARY.read_text(encoding="utf-8")):
         places = PLACE.findall(where)
@@ -110,7 +112,7 @@ def test_each_word_of_the_glossary_is_where_it_says():
     assert wrong == []
 
 
-def test_the_words_of_the_glossary_stand_once_and_in_order():
+def test_the_words_of_the_glossary_are_unique_and_in_order():
     words = [word for word, _ in WORD.findall(GLOSSARY.read_text(encoding="utf-8"))][2:]
     assert words == sorted(words, key=str.lower)
     assert len(words) == len(set(words))
@@ -127,7 +129,7 @@ def _classes() -> Counter[str]:
     )
 
 
-def test_a_class_name_stands_for_one_class():
+def test_a_class_name_belongs_to_one_class():
     classes = _classes()
     assert {name for name, count in classes.items() if count > 1 and name[0] != "_"} == TWICE
 
@@ -140,7 +142,7 @@ def test_a_class_name_stands_for_one_class():
         *("Surrounded", "Detoured", "Elsewhere", "Each"),
     ],
 )
-def test_a_word_that_was_given_up_is_in_no_class_name(word):
+def test_an_abandoned_word_is_in_no_class_name(word):
     """The glossary has the field's word for each (frontend, routes, admission, span ...)."""
     pattern = re.compile(f"_?(?:[A-Z][a-z0-9]*)*?{word}(?![a-z])")
     assert [name for name in _classes() if pattern.match(name)] == []
@@ -155,11 +157,11 @@ GIVEN_UP = {
 """Functions in whose place the field's words are now: enqueue, schedule, route, drain ..."""
 
 
-def test_a_name_that_was_given_up_is_no_function():
-    found = {
+def test_an_abandoned_name_is_not_a_function():
+    results = {
         f"{path.relative_to(PACKAGE)}: {name}"
         for path in PACKAGE.rglob("*.py")
         for name in names_in(path)
         if name.rpartition(".")[2] in GIVEN_UP
     }
-    assert found == set()
+    assert results == set()

@@ -26,11 +26,11 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_no_docstring_begins_as_a_question(part):
-    found = [
+    results = [
         f"{path.relative_to(PACKAGE)}:{line}: {text}"
         for path in ([part] if part.is_file() else part.rglob("*.py"))
         if "_pb2" not in path.name
         for line, text in docstrings(path)
         if QUESTION.match(text)
     ]
-    assert found == []
+    assert results == []

@@ -41,7 +41,7 @@ def made(kind: type[PipelineError], text: str = "what happened") -> PipelineErro
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_every_class_of_ours_comes_back_as_itself(kind):
+def test_each_of_our_classes_is_restored(kind):
     error = there_and_back(made(kind))
     assert type(error) is kind
     assert error.code == made(kind).code
@@ -49,7 +49,7 @@ def test_every_class_of_ours_comes_back_as_itself(kind):
 
 
 @given(st.sampled_from(OURS), st.integers(-(2**63) + 1, 2**63 - 1), st.text())
-def test_a_code_that_was_set_on_an_error_comes_along(kind, code, text):
+def test_a_code_set_on_an_error_is_restored(kind, code, text):
     error = made(kind, text)
     error.code = code
     back = there_and_back(error)
@@ -68,19 +68,19 @@ def test_any_code_and_any_text_of_a_product_can_travel(code, text):
 
 
 @pytest.mark.parametrize("code", [2**63, -(2**63) - 1, 2**64, 10**100])
-def test_a_code_that_is_too_long_goes_into_the_text(code):
+def test_a_code_that_is_too_long_is_moved_into_the_text(code):
     error = there_and_back(ProductError(code, "no face"))
     assert (error.code, str(error)) == (50, f"[{code}] no face")
 
 
-def test_what_user_code_says_of_the_head_comes_along():
+def test_the_head_of_an_error_is_restored():
     error = ProductError(51, "later")
     error.head = AnswerHead(429, (("retry-after", "5"),))
     assert there_and_back(error).head == error.head
     assert (http_status_of(error), grpc_status_of(error)) == (429, "RESOURCE_EXHAUSTED")
 
 
-def test_an_error_with_a_code_that_user_code_chose_has_the_statuses_of_that_code():
+def test_an_error_with_a_custom_code_has_the_statuses_of_that_code():
     error = there_and_back(coded_error(6000, "too late"))
     assert type(error) is PipelineError
     assert (error.code, error.http_status, error.grpc_status) == (6000, 504, "DEADLINE_EXCEEDED")
@@ -92,11 +92,11 @@ def test_every_class_has_statuses_that_there_are(kind):
     assert hasattr(grpc.StatusCode, kind.grpc_status)
 
 
-def test_text_that_is_no_unicode_is_escaped():
+def test_invalid_unicode_is_escaped():
     assert str(there_and_back(InputError("file \udcff"))) == r"file \udcff"
 
 
-def test_a_class_of_the_users_comes_back_as_the_one_of_ours_that_it_extends():
+def test_a_users_class_is_restored_as_its_base_of_ours():
     class NoFace(ProductError):
         def __init__(self):
             super().__init__(51, "no face")
@@ -114,7 +114,7 @@ def test_a_class_of_the_users_comes_back_as_the_one_of_ours_that_it_extends():
     assert InputError.code == 5000, "the code is the one error's, not its class's"
 
 
-def test_a_class_of_the_users_with_a_name_of_ours_is_not_taken_for_it():
+def test_a_users_class_with_a_name_of_ours_is_not_confused_with_it():
     """A DeadlineError would have the request started again."""
     for name in ("DeadlineError", "ProductError", "WorkerDiedError"):
         theirs = type(name, (InputError,), {})
@@ -128,7 +128,7 @@ def test_the_class_of_a_peers_error_is_that_of_its_code():
 
 
 @given(st.integers(0, 2**31 - 1))
-def test_when_to_ask_again_comes_along(retry_after_s):
+def test_retry_after_is_restored(retry_after_s):
     error = there_and_back(OverloadedError("no place", retry_after_s))
     assert isinstance(error, OverloadedError)
     assert error.retry_after_s == retry_after_s

@@ -20,7 +20,7 @@ def test_no_text_has_a_bad_habit():
         (".md", "a\nb\n\n* c\n* d", ["a b", "", "* c", "* d"]),
     ],
 )
-def test_prose_is_read_in_lines_of_their_own(suffix, text, sentences):
+def test_prose_is_split_into_lines(suffix, text, sentences):
     assert [piece for _, piece in habits.pieces(text, suffix)] == sentences
 
 

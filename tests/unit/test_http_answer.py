@@ -45,7 +45,7 @@ def test_events_however_they_are_cut(step):
     assert taken.is_over
 
 
-def test_the_end_is_no_part():
+def test_bytes_after_the_end_are_ignored():
     taken = answer()
     taken.take(CHUNKED + chunks(PART + END + PART))
     assert (len(taken.parts), taken.is_over) == (1, True)
@@ -82,7 +82,7 @@ def test_one_answer():
         (body(b"200 OK", b"application/json", b"x" * 2000), TooLargeError, "max_message"),
     ],
 )
-def test_what_is_no_answer(came, kind, text):
+def test_an_invalid_answer_is_an_error(came, kind, text):
     with pytest.raises(kind, match=text):
         answer().take(came)
 
@@ -94,7 +94,7 @@ def test_the_method_may_be_named():
     ]
 
 
-def test_a_server_that_changes_to_another_protocol_is_told_as_such() -> None:
+def test_a_change_of_protocol_is_an_error() -> None:
     (service,) = services_of("http://there:1/x")
     head = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"
     with pytest.raises(ClosedError, match="another protocol"):
@@ -110,12 +110,12 @@ def test_a_head_that_does_not_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize("path", ["s\r\nx: y", "s\ty", "s?x", "s#x", "s\x7f", "a b", "\u00e9"])
-def test_a_path_that_is_none_is_refused(path: str) -> None:
+def test_an_invalid_path_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match="http://host:port/"):
         services_of(f"http://there:1/{path}")
 
 
-def test_an_endpoint_that_is_no_text_is_refused() -> None:
+def test_an_endpoint_that_is_not_text_is_refused() -> None:
     with pytest.raises(TypeError, match="9998"):
         services_of(["http://there:1/s", 9998])  # type: ignore[list-item]
 
@@ -171,7 +171,7 @@ def test_events_without_a_length_end_by_their_last() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 10_000])
-def test_a_word_before_the_answer_is_none(step: int) -> None:
+def test_an_interim_response_is_skipped(step: int) -> None:
     hint = b"HTTP/1.1 103 Early Hints\r\nContent-Type: text/event-stream\r\n\r\n"
     came = hint + b"HTTP/1.1 100 Continue\r\n\r\n" + body(b"200 OK", b"application/json", ONE)
     taken = answer()
@@ -190,7 +190,7 @@ def test_a_stream_without_a_part_is_over_at_its_end() -> None:
     "text", [b"[1]", b"{", b'{"err_no":"x"}', b'{"tensors":1}', b'{"tensors":[{"shape":["x"]}]}']
 )
 def test_an_error_about_an_answer_names_the_answer(text: bytes) -> None:
-    with pytest.raises(PackageError) as found:
+    with pytest.raises(PackageError) as result:
         answer().take(body(b"200 OK", b"application/json", text))
-    assert "answered with no Response: the answer " in str(found.value)
-    assert "request" not in str(found.value)
+    assert "answered with no Response: the answer " in str(result.value)
+    assert "request" not in str(result.value)

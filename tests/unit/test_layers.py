@@ -136,12 +136,12 @@ class Import:
 
 def names_of_modules() -> dict[str, Path]:
     """Every module of the package by its name without the package's: `frontends.http.server`."""
-    found = {}
+    collected = {}
     for path in PACKAGE.rglob("*.py"):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = path
-    return found
+        collected[name] = path
+    return collected
 
 
 MODULES = names_of_modules()
@@ -191,8 +191,8 @@ def longest(module: str, prefixes: set[str]) -> str | None:
 
 def layer_of(module: str) -> int | None:
     names = {name: number for number, layer in enumerate(LAYERS) for name in layer}
-    found = longest(module, set(names))
-    return None if found is None else names[found]
+    result = longest(module, set(names))
+    return None if result is None else names[result]
 
 
 @cache  # not when it is imported: every process that collects tests would parse all
@@ -215,9 +215,9 @@ def theirs() -> list[Import]:
     ]
 
 
-def test_the_reader_of_imports_finds_those_it_should():
+def test_the_reader_of_imports_finds_expected_edges():
     assert len(MODULES) > 30
-    seen = {(found.module, found.target) for found in edges()}
+    seen = {(edge.module, edge.target) for edge in edges()}
     assert ("engine.executor", "engine.op.dispatcher") in seen
     assert ("frontends.wire", "proto.pipeline.json") in seen, (
         "a module named after `import` counts as one"
@@ -230,16 +230,16 @@ def test_the_reader_of_imports_finds_those_it_should():
     assert not in_function.is_at_load
 
 
-def test_the_drawing_has_lines_between_those_who_know_each_other():
+def test_the_drawing_has_lines_between_packages_that_import_each_other():
     """One imports the other: who is called, or the Protocol by which it is called."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     drawing = page.partition("```mermaid")[2].partition("```")[0]
-    found = {(of(edge.module), of(edge.target)) for edge in edges() if edge.is_ours}
+    results = {(of(edge.module), of(edge.target)) for edge in edges() if edge.is_ours}
     lines = re.findall(
         r"^ *(\w+)(?:\[[^]]*\])? (?:-->|-- \"[^\"]*\" -->) (\w+)", drawing, re.MULTILINE
     )
     assert len(lines) > 8
-    unknown = [line for line in lines if line not in found and line[::-1] not in found]
+    unknown = [line for line in lines if line not in results and line[::-1] not in results]
     assert unknown == [("op", "predictors")], "an Op has a Protocol of its own for it"
 
 
@@ -255,37 +255,32 @@ def test_every_module_has_its_layer():
 
 def test_imports_go_downwards_only():
     upwards = [
-        str(found)
-        for found in ours()
-        if (here := layer_of(found.module)) is not None
-        and ((there := layer_of(found.target)) is None or there > here)
+        str(our)
+        for our in ours()
+        if (here := layer_of(our.module)) is not None
+        and ((there := layer_of(our.target)) is None or there > here)
     ]
     assert upwards == []
 
 
 @pytest.mark.parametrize("prefix", sorted(ONLY))
-def test_who_is_kept_small_imports_no_more_than_it_may(prefix):
+def test_restricted_packages_import_only_allowed_modules(prefix):
     more = [
-        str(found)
-        for found in ours()
-        if longest(found.module, set(ONLY)) == prefix
-        and longest(found.target, ONLY[prefix]) is None
+        str(our)
+        for our in ours()
+        if longest(our.module, set(ONLY)) == prefix and longest(our.target, ONLY[prefix]) is None
     ]
     assert more == []
 
 
-def test_the_engine_knows_nothing_of_sinks_doors_and_formats():
+def test_the_engine_imports_no_sinks_frontends_and_formats():
     strangers = [
-        str(found)
-        for found in edges()
-        if matches(found.module, "engine")
+        str(edge)
+        for edge in edges()
+        if matches(edge.module, "engine")
         and (
-            (
-                found.is_ours
-                and matches(found.target, "observe")
-                and found.target != "engine.journal"
-            )
-            or found.target.split(".")[0] in {"grpc", "yaml", "httptools", "http", "orjson"}
+            (edge.is_ours and matches(edge.target, "observe") and edge.target != "engine.journal")
+            or edge.target.split(".")[0] in {"grpc", "yaml", "httptools", "http", "orjson"}
         )
     ]
     assert strangers == []
@@ -293,33 +288,33 @@ def test_the_engine_knows_nothing_of_sinks_doors_and_formats():
 
 def test_third_party_packages_stay_in_their_places():
     strays = [
-        str(found)
-        for found in theirs()
-        if (homes := AT_HOME.get(found.target.split(".")[0])) is not None
-        and found.module not in homes
+        str(their)
+        for their in theirs()
+        if (homes := AT_HOME.get(their.target.split(".")[0])) is not None
+        and their.module not in homes
     ]
     assert strays == []
 
 
 def test_heavy_packages_are_loaded_when_they_are_needed():
     early = [
-        str(found)
-        for found in theirs()
-        if found.target.split(".")[0] in HEAVY and found.is_at_load and not found.is_for_types
+        str(their)
+        for their in theirs()
+        if their.target.split(".")[0] in HEAVY and their.is_at_load and not their.is_for_types
     ]
     assert early == []
 
 
 def test_no_other_third_party_package_is_used():
-    others = [str(found) for found in theirs() if found.target.split(".")[0] not in IN_THE_LIBRARY]
+    others = [str(their) for their in theirs() if their.target.split(".")[0] not in IN_THE_LIBRARY]
     assert others == []
 
 
-def test_the_package_itself_loads_nothing():
-    assert [str(found) for found in edges() if found.module == "" and not found.is_for_types] == [
-        str(found)
-        for found in edges()
-        if found.module == "" and found.target in ("__future__", "importlib", "typing")
+def test_the_package_itself_imports_nothing():
+    assert [str(edge) for edge in edges() if edge.module == "" and not edge.is_for_types] == [
+        str(edge)
+        for edge in edges()
+        if edge.module == "" and edge.target in ("__future__", "importlib", "typing")
     ]
 
 
@@ -342,10 +337,10 @@ PICKLES = {
 }
 
 
-def test_nothing_is_evaluated_printed_or_ended():
+def test_no_module_evaluates_prints_or_exits():
     """`eval`, `exec` and the ways to end the process are for applications."""
     calls = {"eval", "exec", "os._exit", "sys.exit", "os.kill", "os.killpg", "exit", "print"}
-    found = [
+    results = [
         f"{module}:{node.lineno} calls {name}"
         for module, path in MODULES.items()
         for node in nodes(path)
@@ -354,15 +349,15 @@ def test_nothing_is_evaluated_printed_or_ended():
         and (name := ast.unparse(node.func)) in calls
         and module not in ENDS.get(name, ())
     ]
-    assert found == []
+    assert results == []
 
 
-def test_nothing_is_unpickled_but_what_our_own_processes_send():
+def test_only_data_of_our_own_processes_are_unpickled():
     unsafe = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
-    found = [
+    results = [
         str(i) for i in edges() if i.target in unsafe and i.module not in PICKLES.get(i.target, ())
     ]
-    assert found == []
+    assert results == []
 
 
 # Where the worker kinds are made, where a stage of an Op has the same name, and of a server that
@@ -371,7 +366,7 @@ NAMES_KINDS = {"workers.thread", "workers.process.kind", "tracing.spans", "cli.t
 KINDS = {"thread", "process"}
 
 
-def test_nobody_asks_workers_for_the_name_of_their_kind():
+def test_no_module_compares_the_name_of_a_worker_kind():
     """What a kind can do is an attribute of `Workers`: `memory_domain`, `keeps_progress` ..."""
     asks = [
         f"{module}:{node.lineno} compares with a worker kind's name"

@@ -29,7 +29,7 @@ def shown(ledger: Ledger) -> dict[str, float]:
     }
 
 
-def test_what_is_counted_is_shown(ledger: Ledger) -> None:
+def test_counted_values_are_shown(ledger: Ledger) -> None:
     asked = Metrics()
     asked.counter("cats", "Cats.", kind="siam").inc()
     asked.counter("cats_total", kind="siam").inc(2)
@@ -51,7 +51,7 @@ def test_what_is_counted_is_shown(ledger: Ledger) -> None:
     }
 
 
-def test_what_worker_processes_tell_adds_up() -> None:
+def test_counts_of_worker_processes_add_up() -> None:
     server, workers = Ledger(), [Ledger(), Ledger()]
     for worker in workers:
         worker.begin()
@@ -65,7 +65,7 @@ def test_what_worker_processes_tell_adds_up() -> None:
     assert shown(server)["sizes_count"] == 2.0
 
 
-def test_a_gauge_has_the_value_that_was_set_last_and_what_was_added_since() -> None:
+def test_a_gauge_has_the_last_value_plus_later_additions() -> None:
     server, worker = Ledger(), Ledger()
     worker.begin()
     server.change(LEVEL, (), 100.0)
@@ -78,7 +78,7 @@ def test_a_gauge_has_the_value_that_was_set_last_and_what_was_added_since() -> N
     assert shown(server) == {"level": 7.0}
 
 
-def test_a_worker_begins_without_what_its_parent_has_counted() -> None:
+def test_a_worker_starts_without_the_counts_of_its_parent() -> None:
     ledger = Ledger()
     ledger.change(COUNTS, (), 3.0)
     ledger.begin()
@@ -86,13 +86,13 @@ def test_a_worker_begins_without_what_its_parent_has_counted() -> None:
     assert ledger.families() == []
 
 
-def test_a_process_that_nobody_asks_keeps_no_changes() -> None:
+def test_a_process_without_a_reader_stores_no_changes() -> None:
     ledger = Ledger()
     ledger.change(COUNTS, (), 3.0)
     assert ledger.take() == []
 
 
-def test_told_buckets_that_are_others_are_dropped() -> None:
+def test_changes_with_different_buckets_are_dropped() -> None:
     ledger = Ledger()
     ledger.change(SIZES, (), 1.0)
     ledger.head(SIZES)
@@ -102,7 +102,7 @@ def test_told_buckets_that_are_others_are_dropped() -> None:
     assert shown(ledger)["sizes_count"] == 1.0
 
 
-def test_a_metric_may_be_kept_and_pickled(ledger: Ledger) -> None:
+def test_a_metric_may_be_stored_and_pickled(ledger: Ledger) -> None:
     kept = Metrics().counter("cats", kind="siam")
     pickle.loads(pickle.dumps(kept)).inc()
     kept.inc()
@@ -127,7 +127,7 @@ def test_names_that_cannot_be_had(ledger: Ledger, name: str) -> None:
         Metrics().gauge(name)
 
 
-def test_what_else_cannot_be_had(ledger: Ledger) -> None:
+def test_an_invalid_metric_is_refused(ledger: Ledger) -> None:
     asked = Metrics()
     asked.gauge("level")
     with pytest.raises(ValueError, match="exists already, as a gauge"):

@@ -48,7 +48,7 @@ def call(arguments: str, name: str = "f") -> dict[str, Any]:
         ({"response_format": {"type": "json_object", "json_schema": None}}, {"text": "{}"}),
     ],
 )  # fmt: skip
-def test_what_fits_is_asked_for_once(more, answer):
+def test_a_valid_answer_is_generated_once(more, answer):
     write = Script(answer)
     ask: Any = {"messages": HELLO, **more}
     assert held_to_format(ask, write) is answer
@@ -68,26 +68,26 @@ def test_what_fits_is_asked_for_once(more, answer):
         ({"tools": [TOOL]}, call("{}", "g"), call('{"a": 1}'), "there is no tool 'g'"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_asked_for_again_with_the_fault(more, wrong, right, fault):
+def test_an_invalid_answer_is_requested_again_with_the_fault(more, wrong, right, fault):
     wrong, right = {"prompt_tokens": 2, **wrong}, {"prompt_tokens": 5, **right}
     write = Script(wrong, right)
-    found = held_to_format({"messages": HELLO, **more}, write)
-    assert {**found, "prompt_tokens": 5} == {**right, "prompt_tokens": 5}
-    assert found["prompt_tokens"] == 7
+    held = held_to_format({"messages": HELLO, **more}, write)
+    assert {**held, "prompt_tokens": 5} == {**right, "prompt_tokens": 5}
+    assert held["prompt_tokens"] == 7
     again = write.asked[1]["messages"]
     assert again[: len(HELLO)] == HELLO
-    assert [each["role"] for each in again[len(HELLO) :]] == ["assistant", "user"]
+    assert [item["role"] for item in again[len(HELLO) :]] == ["assistant", "user"]
     assert fault in again[-1]["content"]
 
 
-def test_counts_are_those_of_both_answers():
+def test_counts_of_both_answers_are_added():
     usage = {"prompt_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 1}}
     write = Script({"text": "a", "usage": usage}, {"text": "{}", "usage": {"prompt_tokens": 5}})
-    found = held_to_format({"messages": HELLO, "response_format": {"type": "json_object"}}, write)
-    assert found == {"text": "{}", "usage": {**usage, "prompt_tokens": 7}}
+    held = held_to_format({"messages": HELLO, "response_format": {"type": "json_object"}}, write)
+    assert held == {"text": "{}", "usage": {**usage, "prompt_tokens": 7}}
 
 
-def test_what_does_not_fit_twice_is_an_error():
+def test_a_second_invalid_answer_is_an_error():
     with pytest.raises(ProductError, match="form either: it is not JSON") as caught:
         held_to_format(
             {"messages": HELLO, "response_format": FORM}, Script({"text": "a"}, {"text": "b"})

@@ -53,8 +53,8 @@ def test_a_thread_of_the_test_breaks_it(refused):
 
 
 def unbound(family, attempt):
-    with socket.socket(family) as found:
-        attempt(found)
+    with socket.socket(family) as result:
+        attempt(result)
 
 
 @pytest.mark.parametrize(

@@ -24,15 +24,15 @@ MAY_HAVE_MORE = {
 @functools.cache  # not when it is imported: every process that collects tests would parse all
 def nodes() -> dict[str, list[ast.AST]]:
     """Return the classes and functions of each file that is not generated, by their names."""
-    found: dict[str, list[ast.AST]] = {}
+    collected: dict[str, list[ast.AST]] = {}
     for file in sorted(ROOT.rglob("*.py")):
         if "_pb2" in file.name:
             continue
         where = file.relative_to(ROOT)
         for node in sources.nodes(file):
             if isinstance(node, ast.ClassDef | FUNCTION):
-                found.setdefault(f"{where}:{node.name}", []).append(node)
-    return found
+                collected.setdefault(f"{where}:{node.name}", []).append(node)
+    return collected
 
 
 def methods_of(found: ast.ClassDef) -> int:
@@ -66,18 +66,18 @@ def nodes_that(kind: type | object, is_too_large) -> set[str]:
 
 
 def test_a_class_has_few_methods():
-    found = nodes_that(ast.ClassDef, lambda node: methods_of(node) > MAX_METHODS)
-    assert found == MAY_HAVE_MORE
+    result = nodes_that(ast.ClassDef, lambda node: methods_of(node) > MAX_METHODS)
+    assert result == MAY_HAVE_MORE
 
 
 def test_a_class_of_the_engine_has_few_attributes():
-    found = nodes_that(ast.ClassDef, lambda node: attributes_of(node) > MAX_ATTRIBUTES)
-    assert {name for name in found if name.startswith("engine/")} == set()
+    result = nodes_that(ast.ClassDef, lambda node: attributes_of(node) > MAX_ATTRIBUTES)
+    assert {name for name in result if name.startswith("engine/")} == set()
 
 
 def test_a_function_is_short():
-    found = nodes_that(FUNCTION, lambda node: lines_of(node) > MAX_LINES)
-    assert found == set()
+    result = nodes_that(FUNCTION, lambda node: lines_of(node) > MAX_LINES)
+    assert result == set()
 
 
 def test_the_tree_is_found():

@@ -12,7 +12,7 @@ from told import ability, same
 COUNT = 4
 
 
-def asked(*options):
+def results_of(*options):
     """Return what aiperf found out about a number of requests."""
     with tempfile.TemporaryDirectory() as folder:
         place = ["--url", sys.argv[1], "--tokenizer", str(tokenizer_in(Path(folder)))]
@@ -27,23 +27,23 @@ def asked(*options):
 
 @ability("chat")
 def chat():
-    found = asked("-m", "scripted", "--endpoint-type", "chat")
+    found = results_of("-m", "scripted", "--endpoint-type", "chat")
     same((found["request_count"]["avg"], found.get("error_request_count")), (COUNT, None))
 
 
 @ability("stream")
 def stream():
-    found = asked("-m", "scripted", "--endpoint-type", "chat", "--streaming")
+    found = results_of("-m", "scripted", "--endpoint-type", "chat", "--streaming")
     same((found["request_count"]["avg"], found["output_sequence_length"]["avg"]), (COUNT, 5))
 
 
 @ability("completions")
 def completions():
-    found = asked("-m", "scripted", "--endpoint-type", "completions", "--streaming")
+    found = results_of("-m", "scripted", "--endpoint-type", "completions", "--streaming")
     same((found["request_count"]["avg"], found["output_sequence_length"]["avg"]), (COUNT, 5))
 
 
 @ability("embeddings")
 def embeddings():
-    found = asked("-m", "vectors", "--endpoint-type", "embeddings")
+    found = results_of("-m", "vectors", "--endpoint-type", "embeddings")
     same((found["request_count"]["avg"], found.get("error_request_count")), (COUNT, None))

@@ -77,22 +77,22 @@ def doors(ports: dict[Place, int | None], holder: Holder) -> EachDoor:
     return EachDoor(ports, holder)
 
 
-def each(cases: Iterable[Case]) -> pytest.MarkDecorator:
+def parametrize(cases: Iterable[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
-@each(CASES)
+@parametrize(CASES)
 def test_all_answer_as_the_table_says_and_the_gateway_as_the_door(doors: EachDoor, case: Case):
     received = doors.run(case, loose=Place.GRPC_ONLY)
     assert same(received[Place.GATEWAY], received[Place.DOOR])
 
 
-@each(IN_OTHER_WORDS)
+@parametrize(IN_OTHER_WORDS)
 def test_all_answer_as_the_table_says_in_words_of_their_own(doors: EachDoor, case: Case):
     doors.run(case, loose=Place.GRPC_ONLY)
 
 
-@each(DIFFERENT)
+@parametrize(DIFFERENT)
 def test_where_they_differ_it_is_as_the_table_says(doors: EachDoor, case: Case):
     doors.run(case)
 

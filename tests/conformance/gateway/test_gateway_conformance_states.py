@@ -51,7 +51,7 @@ def ports_of(server: PipelineServer, *gateways: Gateway) -> list[int]:
 
 
 @contextlib.contextmanager
-def three_ways(binary: Path, server: PipelineServer) -> Iterator[list[int]]:
+def three_ports(binary: Path, server: PipelineServer) -> Iterator[list[int]]:
     """The HTTP ports of a running server and of two gateways: one knows only its gRPC port."""
     with (
         gateway_before(binary, both_ports(server), flags=PATIENT) as gateway,
@@ -87,7 +87,7 @@ def test_a_server_that_is_full_says_so_and_when_to_come_again(gateway_binary, ho
     settings = {"worker_num": 1, "queue_size": 0}
     with (
         conformance_server(holder, **settings) as server,
-        three_ways(gateway_binary, server) as ports,
+        three_ports(gateway_binary, server) as ports,
     ):
         with held(ports[0], holder) as connection:
             assert_alike(ports, ask(ECHO), full)
@@ -105,7 +105,7 @@ def test_a_server_that_is_full_says_so_and_when_to_come_again(gateway_binary, ho
 def test_the_servers_own_deadline_counts_too(gateway_binary, holder):
     with (
         conformance_server(holder, timeout=30) as server,
-        three_ways(gateway_binary, server) as ports,
+        three_ports(gateway_binary, server) as ports,
     ):
         for headers in ([], ["Grpc-Timeout: 20S"]):
             assert_alike(ports, ask(b"", *headers, path="/conf/hold"), fail(EXPIRED, LATE))
@@ -233,7 +233,7 @@ def test_what_is_cut_off_is_told_so_in_the_same_words(gateway_binary, holder):
         server = conformance_server(holder, **settings).start()
         with contextlib.ExitStack() as stack:
             stack.callback(server.stop)
-            ports = stack.enter_context(three_ways(gateway_binary, server)) if way else []
+            ports = stack.enter_context(three_ports(gateway_binary, server)) if way else []
             port = ports[way] if way else ports_of(server)[0]
             connection = stack.enter_context(held(port, holder))
             stopping = threading.Thread(target=server.stop)

@@ -60,7 +60,7 @@ def ports(gateway_binary: Path, server: PipelineServer) -> Iterator[dict[str, in
         yield {"door": server.http_port, "gateway": gateway.port, "blind": blind.port}
 
 
-def heard_at(port: int, path: str, bodies: list[dict], is_chunked: bool) -> list:
+def answers_at(port: int, path: str, bodies: list[dict], is_chunked: bool) -> list:
     heard = []
     with Connection(port) as connection:
         for body in bodies:
@@ -88,7 +88,7 @@ def test_every_place_answers_the_same(ports, is_plain, lane):
     bodies = sent if is_plain else [pairs_of(fields) for fields in sent]
     places = [place for place in PLACES if place != "blind" or not is_plain]
     heard = {
-        place: _without_ids(heard_at(ports[place], path, bodies, is_chunked)) for place in places
+        place: _without_ids(answers_at(ports[place], path, bodies, is_chunked)) for place in places
     }
     for place in places:
         assert heard[place] == heard["door"], place

@@ -47,7 +47,7 @@ ONE = model(1, 1)
 NONE = model()
 
 
-def one_through(*until: str) -> dict[str, Any]:
+def one_request_at(*until: str) -> dict[str, Any]:
     """That one request went well through these Ops, and was at no others."""
     return {name: ONE if name in until else NONE for name in OPS}
 
@@ -112,7 +112,7 @@ def test_an_error_of_user_code_is_one_failure_at_its_op_and_at_the_pipeline(serv
     with served.moves() as moved:
         assert served.ask({f"{op}.{stage}": how}).err_no
     before = OPS[: OPS.index(op)]
-    assert ops_of(moved) == one_through(*before) | {op: model(**{reason: 1})}
+    assert ops_of(moved) == one_request_at(*before) | {op: model(**{reason: 1})}
     assert moved["svc"] == model(**{reason: 1})
 
 
@@ -125,7 +125,7 @@ def test_a_batch_that_is_tried_again_after_its_worker_was_killed_counts_once(ser
             ((pid, call),) = held.items()
             os.kill(pid, signal.SIGKILL)
         assert call.result(PATIENCE_S).err_no == 0
-    assert ops_of(moved) == one_through(*OPS)
+    assert ops_of(moved) == one_request_at(*OPS)
     assert moved["svc"] == ONE
     assert moved.seen.restarts == {**dict.fromkeys(OPS, 0), "worked": 1}
 
@@ -133,7 +133,7 @@ def test_a_batch_that_is_tried_again_after_its_worker_was_killed_counts_once(ser
 def test_a_request_that_kills_every_worker_that_takes_it_fails_once(served):
     with served.moves() as moved:
         assert served.ask({"worked.preprocess": "exit 3"}).err_no
-    assert ops_of(moved) == one_through("front", "batched") | {"worked": model(OTHER=1)}
+    assert ops_of(moved) == one_request_at("front", "batched") | {"worked": model(OTHER=1)}
     assert moved["svc"] == model(BACKEND=1)
 
 
@@ -154,7 +154,7 @@ def test_a_process_that_hangs_is_killed_and_its_request_fails_once(served):
     with served.moves() as moved, served.held("tail.process") as held:
         (call,) = held.values()
         assert "exceeded retry count" in call.result(PATIENCE_S).err_msg
-    assert ops_of(moved) == one_through(*OPS[:-1]) | {"tail": model(BACKEND=1)}
+    assert ops_of(moved) == one_request_at(*OPS[:-1]) | {"tail": model(BACKEND=1)}
     assert moved["svc"] == model(BACKEND=1)
 
 
@@ -174,7 +174,7 @@ def test_attempts_at_an_op_are_one_pass(served):
     name = next(unique)
     with served.moves() as moved:
         served.get({"worked.process": f"once {name} exit 3"})
-    assert ops_of(moved) == one_through(*OPS)
+    assert ops_of(moved) == one_request_at(*OPS)
     assert moved["svc"] == ONE
 
 

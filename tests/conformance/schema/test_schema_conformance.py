@@ -32,11 +32,11 @@ class Ask(pipeline.Schema, forbid_unknown_fields=True):
     rows: Annotated[np.ndarray, Tensor("rows", "FP32", (-1, 2))] | None = None
 
 
-class Told(pipeline.Schema):
+class Reply(pipeline.Schema):
     said: str
 
 
-class Tells(Op):
+class Replies(Op):
     output_tensors = (Tensor("said", "BYTES", (1,)),)
 
     def preprocess(self, input_dicts: Any) -> Any:
@@ -96,7 +96,7 @@ CASES = (
 @pytest.fixture(scope="module")
 def servers(gateway_binary: Path, module_logs: None) -> Iterator[dict[str, PipelineServer]]:
     with contextlib.ExitStack() as stack:
-        response_op = ResponseOp(Tells("tells", RequestOp(schema=Ask)), schema=Told)
+        response_op = ResponseOp(Replies("tells", RequestOp(schema=Ask)), schema=Reply)
         made = {
             edge: server_for(
                 response_op.get_input_ops()[0],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from doubles import answers
-from served import ServedWithClient, nothing_more
+from served import ServedWithClient, no_leftovers
 
 from pipeline import Analyst
 
@@ -41,7 +41,7 @@ server.run_server()
 
 def profiled(folder: Path, config: dict[str, Any], requests: int) -> Analyst:
     """What a server wrote that was asked that often."""
-    with nothing_more():
+    with no_leftovers():
         served = ServedWithClient(folder, SCRIPT, config)
         try:
             served.wait_until_ready()

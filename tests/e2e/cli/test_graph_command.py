@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from paths import ROOT
-from served import nothing_more, python
+from served import no_leftovers, python
 
 from pipeline.cli.graph import check, graph
 
@@ -62,7 +62,7 @@ STARTS = {
 @pytest.mark.parametrize("start", STARTS)
 def test_a_script_runs_up_to_where_its_server_would_start(tmp_path, start):
     (tmp_path / "web_server.py").write_text(SCRIPT.replace("{START}", STARTS[start]))
-    with nothing_more():
+    with no_leftovers():
         done = run(tmp_path, "web_server.py", "--port", "1", "--", "--format")
     assert (done.stdout, done.returncode) == (DRAWN, 0)
     assert done.stderr == "about to serve ['--port', '1', '--format'] __main__\n"

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from served import nothing_more, python
+from served import no_leftovers, python
 
 from pipeline.__main__ import main
 
@@ -230,7 +230,7 @@ def test_a_service_of_the_predecessor_runs_unmodified(tmp_path, arguments):
     (inner / "shout.py").write_text(OPS)
     (inner / "service.py").write_text(SERVICE)
     (inner / "pipeline.py").write_text("raise RuntimeError('this is not the library')")
-    with nothing_more():
+    with no_leftovers():
         done = run(tmp_path, "inner/service.py", *arguments)
     assert done.stdout == "ABC![0.5, 0.25]25358 5000\n"
     warning, is_open = done.stderr.splitlines()

@@ -124,7 +124,7 @@ def test_loudness_is_in_decibels(height, level):
 # --- segments --------------------------------------------------------------------------------
 
 
-def found(drawn: str) -> list[tuple[int, int]]:
+def segments_of(drawn: str) -> list[tuple[int, int]]:
     """The segments of scores that are drawn: # is speech, ~ is between, . is silence."""
     scores = {"#": 0.9, "~": 0.4, ".": 0.1}
     return list(segments.find_segments(scores[each] for each in drawn))
@@ -147,7 +147,7 @@ def found(drawn: str) -> list[tuple[int, int]]:
     ],
 )
 def test_segments_are_what_is_long_enough_between_pauses_that_are(drawn, expected):
-    assert found(drawn) == expected
+    assert segments_of(drawn) == expected
 
 
 def test_a_segment_is_known_as_soon_as_its_pause_is_long_enough():
@@ -158,7 +158,7 @@ def test_a_segment_is_known_as_soon_as_its_pause_is_long_enough():
 
 @given(st.text("#~.", max_size=120))
 def test_segments_follow_each_other(drawn):
-    ends = [0, *itertools.chain(*found(drawn)), len(drawn)]
+    ends = [0, *itertools.chain(*segments_of(drawn)), len(drawn)]
     assert ends == sorted(ends)
 
 

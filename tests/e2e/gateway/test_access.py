@@ -20,14 +20,14 @@ SERVICE = "/inference.GRPCInferenceService"
 BODY = json.dumps({"key": ["x"], "value": ["1"]}).encode()
 
 
-class Who(Op):
+class CallerName(Op):
     def preprocess(self, input_dicts, *, context):
         return {"who": context.headers.get("x-pipeline-caller", "nobody")}
 
 
 def server_for(config: dict[str, object]) -> PipelineServer:
     server = PipelineServer("svc")
-    server.set_response_op(ResponseOp(Who("who", RequestOp())))
+    server.set_response_op(ResponseOp(CallerName("who", RequestOp())))
     server.prepare_server(yml_dict={"http_port": 0, "rpc_port": 0, **config})
     return server
 

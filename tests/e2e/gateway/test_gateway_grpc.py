@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from doubles import wait_until
-from served import PATIENCE_S, Served, free_port, nothing_more
+from served import PATIENCE_S, Served, free_port, no_leftovers
 
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 
@@ -56,7 +56,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @contextlib.contextmanager
 def running(folder: Path, **config: Any) -> Iterator[Served]:
     folder.mkdir(exist_ok=True)
-    with nothing_more():
+    with no_leftovers():
         served = Served(folder, SCRIPT, {"edge": "gateway", **config})
         try:
             yield served.wait_until_ready()
@@ -99,7 +99,7 @@ def test_grpc_alone_needs_no_http(tmp_path):
     folder = tmp_path / "server"
     folder.mkdir()
     port = free_port()
-    with nothing_more():
+    with no_leftovers():
         server = Served(folder, SCRIPT, {"edge": "gateway", "rpc_port": port, "http_port": None})
         try:
             with asking(port) as call:

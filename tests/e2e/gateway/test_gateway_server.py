@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from doubles import wait_until
-from served import PATIENCE_S, Served, free_port, is_open, nothing_more
+from served import PATIENCE_S, Served, free_port, is_open, no_leftovers
 
 from pipeline.proto.pipeline_service_pb2 import Request
 from pipeline.proto.pipeline_service_pb2_grpc import PipelineServiceStub
@@ -112,7 +112,7 @@ class Caller:
 
 @contextlib.contextmanager
 def running(folder: Path, script: str = SCRIPT, **config: Any) -> Iterator[tuple[Served, Caller]]:
-    with nothing_more():
+    with no_leftovers():
         served = Served(folder, script, {"http_server": "gateway", **config})
         try:
             served.wait_until_ready()
@@ -153,7 +153,7 @@ def test_everything_on_the_http_port_is_there(tmp_path):
 def loading(folder: Path, **config: Any) -> Iterator[Served]:
     """A server that listens, and whose Op is ready when `folder/loading` is gone."""
     (folder / "loading").touch()
-    with nothing_more():
+    with no_leftovers():
         port = free_port()
         server = Served(folder, SCRIPT, {"http_server": "gateway", **config, "http_port": port})
         try:
@@ -299,14 +299,16 @@ def test_a_server_that_stops_says_not_ready_first_and_serves_on(tmp_path, config
     with running(tmp_path, drain_delay=600_000, **config) as (server, caller):
         caller.pairs()
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: _asked_again(server, "GET", "/health/ready") == (503, "close"))
-        assert _asked_again(server, "POST", "/svc/prediction") == (200, "close")
+        wait_until(
+            lambda: _status_on_new_connection(server, "GET", "/health/ready") == (503, "close")
+        )
+        assert _status_on_new_connection(server, "POST", "/svc/prediction") == (200, "close")
         caller.pairs()
         server.process.send_signal(signal.SIGTERM)
         assert server.outcome()[0] == 0
 
 
-def _asked_again(server: Served, method: str, path: str) -> tuple[int, str | None]:
+def _status_on_new_connection(server: Served, method: str, path: str) -> tuple[int, str | None]:
     """The status on a new connection, and what becomes of that."""
     connection = HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_S)
     with contextlib.closing(connection):

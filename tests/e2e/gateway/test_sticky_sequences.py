@@ -66,7 +66,7 @@ def fleet(folder: Path, binary: Path) -> Iterator[tuple[list[Served], Gateway, i
         yield servers, gateway, port
 
 
-def ways(gateway: Gateway, channel: grpc.Channel) -> dict[str, Say]:
+def forms_of_steps(gateway: Gateway, channel: grpc.Channel) -> dict[str, Say]:
     """The forms in which a step is said."""
 
     def post(path: str, body: Any) -> Any:
@@ -103,7 +103,7 @@ def test_sequences_stay_at_their_servers(tmp_path, gateway_binary):
         fleet(tmp_path, gateway_binary) as (servers, gateway, port),
         grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        said = ways(gateway, channel)
+        said = forms_of_steps(gateway, channel)
         all_of = [(way, f"{way}-{number}") for way in said for number in range(OF_EACH_WAY)]
         for step in range(1, 5):
             for way, id in all_of:

@@ -279,7 +279,7 @@ def test_a_renewed_certificate_is_served_and_connections_go_on(tmp_path):
 # Callers' certificates ----------------------------------------------------------------------
 
 
-def _none(files: Files, context: ssl.SSLContext) -> None:
+def _no_certificate(files: Files, context: ssl.SSLContext) -> None:
     """No certificate at all."""
 
 
@@ -309,7 +309,9 @@ def _not_yet(files: Files, context: ssl.SSLContext) -> None:
 
 
 @PORTS
-@pytest.mark.parametrize("show", [_none, _unknown, _of_the_servers_authority, _expired, _not_yet])
+@pytest.mark.parametrize(
+    "show", [_no_certificate, _unknown, _of_the_servers_authority, _expired, _not_yet]
+)
 def test_callers_without_a_good_certificate_are_refused(
     mutual, protocol, show: Callable[[Files, ssl.SSLContext], None]
 ):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from doubles import on_loop, wait_until
 from model_files import CONF, save_model
-from served import PATIENCE_S, ServedWithClient, nothing_more
+from served import PATIENCE_S, ServedWithClient, no_leftovers
 
 from pipeline import Op, RequestOp
 from pipeline.config.op_settings import resolve_op
@@ -76,7 +76,7 @@ def running(
     """A server with its temporary files in `folder`."""
     temporary = folder / "temporary"
     temporary.mkdir(exist_ok=True)
-    with nothing_more(), pytest.MonkeyPatch.context() as patch:
+    with no_leftovers(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
         server = ServedWithClient(folder, script, config)
         try:

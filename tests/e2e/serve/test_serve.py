@@ -21,7 +21,7 @@ from doubles import wait_until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from model_files import save_model
 from onnx import TensorProto
-from served import PATIENCE_S, environment, family_of, nothing_more, python
+from served import PATIENCE_S, environment, family_of, no_leftovers, python
 
 from pipeline.errors import ConfigError
 from pipeline.predictors.model_conf import CLIENT_FILE, SERVER_FILE, Var, read_model_conf
@@ -80,7 +80,7 @@ class Serve:
 
 @contextlib.contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[Serve]:
-    with nothing_more():
+    with no_leftovers():
         serve = Serve(folder, *arguments)
         try:
             yield serve.wait_until_ready()

@@ -22,7 +22,7 @@ def apart(code: str, limit_s: float = 60.0) -> Outcome:
     return run_apart([sys.executable, "-c", code], limit_s)
 
 
-def test_a_check_says_its_outcome_among_what_else_it_prints():
+def test_the_outcome_of_a_check_is_found_in_its_output():
     code = (
         "from benchmarks.gpu.runs import *; print('x'); print(told(Outcome(OK, 'a b'))); print(1)"
     )
@@ -38,25 +38,25 @@ def test_a_check_that_crashes_or_hangs_has_failed_and_the_next_one_runs():
 
 @pytest.mark.parametrize("name", ["onnx_cuda", "round_robin", "wrong_devices"])
 def test_a_rehearsal_runs_the_code_of_a_check_on_the_processor(name):
-    (check,) = [each for each in CHECKS if each.name == name]
+    (check,) = [item for item in CHECKS if item.name == name]
     assert check.run(REHEARSAL)
 
 
-def test_a_measurement_is_rehearsed_in_a_process_of_its_own():
+def test_a_measurement_is_rehearsed_in_its_own_process():
     command = [sys.executable, "-m", "benchmarks.gpu", "--inside", "--rehearse"]
     outcome = run_apart([*command, "--seconds", "0.1", "--only", "resnet50_8"], 100.0)
     assert outcome.state == OK, outcome.text
     assert "pictures/s" in outcome.text
 
 
-def test_without_a_card_every_check_says_what_it_needs(monkeypatch):
+def test_without_a_gpu_each_check_names_its_needs(monkeypatch):
     monkeypatch.setattr(place, "cards", tuple)
     outcomes = [program._inside(check, Place()) for check in CHECKS]
     assert {outcome.state for outcome in outcomes} == {SKIPPED}
     assert all(outcome.text.startswith("needs ") for outcome in outcomes)
 
 
-def test_a_build_without_cuda_is_no_failure(monkeypatch):
+def test_a_build_without_cuda_is_not_a_failure(monkeypatch):
     monkeypatch.setattr(place, "cards", lambda: ("A card",))
     with pytest.raises(MissingError, match="pip install onnxruntime-gpu"):
         checks.onnx_cuda(Place())
@@ -73,7 +73,7 @@ def test_an_answer_that_is_off_fails():
             checks.compared(np.array([1.0, wrong]), np.array([1.0, 2.0]))
 
 
-def test_the_table_goes_between_the_marks_of_a_page(tmp_path: Path):
+def test_the_table_is_written_between_the_marks_of_a_page(tmp_path: Path):
     page = tmp_path / "gpu.md"
     page.write_text(f"before\n{program._BEGIN}\nold\n{program._END}\nafter\n")
     rows = [("a", "what", "needs", Outcome(OK, "1 | 2"))]

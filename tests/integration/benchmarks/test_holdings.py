@@ -57,7 +57,7 @@ def test_a_family_is_counted_with_its_orphans_and_its_shared_memory_once(family:
     assert usage_of(family).rss_bytes > 3 * MIB
 
 
-def test_what_has_ended_holds_nothing() -> None:
+def test_an_ended_process_holds_nothing() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     process.send_signal(signal.SIGKILL)
     process.wait()

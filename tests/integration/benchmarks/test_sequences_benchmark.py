@@ -21,7 +21,7 @@ def ran(monkeypatch, capsys, *arguments):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--live", "20", "--every", "0.02", "--short", "60000"]])
-def test_each_kind_has_taken_steps(monkeypatch, capsys, arguments):
+def test_each_kind_has_run_steps(monkeypatch, capsys, arguments):
     rows = ran(monkeypatch, capsys, *arguments)
     assert list(rows) == ["steps", "stateless", "direct", "oldest"]
     assert all(int(rows[kind].replace(",", "")) > 0 for kind in ("stateless", "direct", "oldest"))

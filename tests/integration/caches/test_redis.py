@@ -51,7 +51,7 @@ def options(server, **more):
 
 
 @on_loop
-async def test_two_servers_share_what_is_kept(redis_server):
+async def test_two_servers_share_cached_values(redis_server):
     one, other = RedisCache(options(redis_server)), RedisCache(options(redis_server))
     await one.open()
     await other.open()
@@ -64,7 +64,7 @@ async def test_two_servers_share_what_is_kept(redis_server):
 
 
 @on_loop
-async def test_a_server_that_is_away_is_asked_again_later(redis_server):
+async def test_an_unavailable_server_is_tried_again_later(redis_server):
     now = [0.0]
     cache = RedisCache(options(redis_server), clock=lambda: now[0])
     await cache.open()
@@ -83,7 +83,7 @@ async def test_a_server_that_is_away_is_asked_again_later(redis_server):
 
 
 @on_loop
-async def test_what_is_kept_ends_with_its_time(redis_server):
+async def test_a_cached_value_expires(redis_server):
     cache = RedisCache(options(redis_server, ttl_s=1000))
     await cache.open()
     await cache.insert(KEY, b"1")
@@ -92,7 +92,7 @@ async def test_what_is_kept_ends_with_its_time(redis_server):
 
 
 @on_loop
-async def test_a_server_that_is_not_there_is_told(tmp_path):
+async def test_a_missing_server_is_an_error(tmp_path):
     nobody = RedisOptions(host="127.0.0.1", port=free_port())
     with pytest.raises(InitError, match=r"failed to connect to Redis \(127.0.0.1:\d+\): .*refused"):
         await RedisCache(nobody).open()

@@ -47,9 +47,9 @@ def _advise(*arguments: str, script: str = "web_server.py") -> int:
 
 def test_the_best_of_some_trials_is_written(folder, capsys):
     assert _advise("--most-trials", "2") == 0
-    told = capsys.readouterr().out
-    assert "8 clients" in told
-    assert "the constructor of model sets concurrency" in told
+    message = capsys.readouterr().out
+    assert "8 clients" in message
+    assert "the constructor of model sets concurrency" in message
     text = (folder / "config.advised.yml").read_text()
     assert "# ours" in text
     (values,) = yaml.safe_load(text)["op"].values()
@@ -72,7 +72,7 @@ def test_numbers_that_make_no_sense_are_refused(folder, given):
         _advise(*given)
 
 
-def test_a_script_that_runs_no_server_is_told_of(folder, capsys):
+def test_a_script_that_runs_no_server_is_an_error(folder, capsys):
     (folder / "other.py").write_text("raise RuntimeError('nothing here')")
     assert _advise(script="other.py") == 1
     assert "nothing here" in capsys.readouterr().err
@@ -92,8 +92,8 @@ _TENSOR = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}
 
 
 def _advise_models(*arguments: str) -> int:
-    told = ["--load", "load.jsonl", "--seconds", "0.3", "--model-repository", "models"]
-    return advise([*told, *arguments])
+    reported = ["--load", "load.jsonl", "--seconds", "0.3", "--model-repository", "models"]
+    return advise([*reported, *arguments])
 
 
 def test_the_best_configuration_of_a_model_is_written(folder, capsys):
@@ -110,7 +110,7 @@ def test_the_best_configuration_of_a_model_is_written(folder, capsys):
     assert not (folder / "advised" / "another").exists()
 
 
-def test_a_load_that_asks_no_model_of_a_repository_is_told_of(folder, capsys):
+def test_a_load_without_requests_for_models_is_an_error(folder, capsys):
     (folder / "models").mkdir()
     assert _advise_models() == 1
     assert "no request of the load asks a model" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def phase(server: NodeServer) -> ReplicaPhase:
     return server.look().phase
 
 
-def test_it_is_ready_at_ports_of_its_own_and_comes_again_when_it_is_killed(server):
+def test_a_killed_server_restarts_and_becomes_ready(server):
     wait_until(lambda: phase(server) is ReplicaPhase.READY)
     first, pid = server.look().address, server._child.pid
     assert "9999" not in first
@@ -64,7 +64,7 @@ def test_it_ends_and_leaves_no_process(server):
     assert child.poll() == 0
 
 
-def test_one_that_never_was_ready_says_why(script):
+def test_a_server_that_fails_to_start_gives_the_reason(script):
     script.write_text("raise ValueError('no model')\n")
     server = NodeServer(bundle_of(script), "127.0.0.1", {})
     server.start()

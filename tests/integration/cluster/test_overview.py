@@ -96,7 +96,7 @@ def test_the_page_shows_all_and_trusts_no_name(overview, views, replica_port):
     assert json.loads(get(overview, "/status.json"))["replicas"][3]["phase"] == "starting"
 
 
-def test_before_the_fleet_was_asked_it_says_so(overview):
+def test_before_the_first_view_the_overview_is_unavailable(overview):
     with pytest.raises(urllib.error.HTTPError, match="503"):
         get(overview, "/")
     with pytest.raises(urllib.error.HTTPError, match="404"):

@@ -30,19 +30,19 @@ SCRAPED = {"job", "instance", "namespace", "pod"}
 @pytest.fixture(scope="module")
 def series(module_logs: None) -> Mapping[str, set[str]]:
     """The names of all series of a server that has answered a request, with their labels."""
-    found: dict[str, set[str]] = defaultdict(set)
+    result: dict[str, set[str]] = defaultdict(set)
 
     def reads(port: int) -> bool:
         for name, labels in SAMPLE.findall(fetched(port, "/metrics").decode()):
-            found[name].update(LABEL.findall(labels))
-        return looked_at <= found.keys()
+            result[name].update(LABEL.findall(labels))
+        return looked_at <= result.keys()
 
     # These two are there from the first look on, which is a second behind the start.
-    looked_at = {f"pipeline_{each}_seconds_bucket" for each in ("event_loop_lag", "gil_wait")}
+    looked_at = {f"pipeline_{item}_seconds_bucket" for item in ("event_loop_lag", "gil_wait")}
     with server_for(chain("a")) as server:
         assert post(server, {"key": ["path"], "value": ["x"]})[0] == 200
         wait_until(lambda: reads(server.http_port))
-    return dict(found)
+    return dict(result)
 
 
 def _expressions(path: Path) -> Iterator[str]:
@@ -50,8 +50,8 @@ def _expressions(path: Path) -> Iterator[str]:
     if path.suffix == ".json":
         for panel in value["panels"]:
             yield from (target["expr"] for target in panel["targets"])
-        asked = [each for each in value["templating"]["list"] if each["type"] == "query"]
-        yield from (each["query"]["query"] for each in asked)
+        asked = [item for item in value["templating"]["list"] if item["type"] == "query"]
+        yield from (item["query"]["query"] for item in asked)
     elif path.name == "alerts.yml":
         for group in value["groups"]:
             yield from (rule["expr"] for rule in group["rules"])
@@ -62,12 +62,12 @@ def _expressions(path: Path) -> Iterator[str]:
 
 
 def _wrong(expression: str, series: Mapping[str, set[str]]) -> list[str]:
-    found = SERIES.findall(expression)
-    labels = set().union(*(series.get(name, set()) for name, _ in found), SCRAPED)
-    grouped = {label.strip() for each in GROUPED.findall(expression) for label in each.split(",")}
-    wrong = [f"no series {name}" for name, _ in found if name not in series]
+    findall = SERIES.findall(expression)
+    labels = set().union(*(series.get(name, set()) for name, _ in findall), SCRAPED)
+    grouped = {label.strip() for match in GROUPED.findall(expression) for label in match.split(",")}
+    wrong = [f"no series {name}" for name, _ in findall if name not in series]
     wrong += [f"no label {label}" for label in grouped - labels]
-    for name, selector in found:
+    for name, selector in findall:
         unknown = set(LABEL.findall(selector)) - series.get(name, set()) - SCRAPED
         wrong += [f"{name} has no label {label}" for label in unknown]
     return wrong
@@ -76,8 +76,10 @@ def _wrong(expression: str, series: Mapping[str, set[str]]) -> list[str]:
 @pytest.mark.parametrize("name", FILES)
 def test_each_expression_names_series_and_labels_of_a_server(series, name):
     expressions = list(_expressions(DEPLOY / name))
-    assert len([each for each in expressions if SERIES.search(each)]) >= 2
-    wrong = {each: found for each in expressions if (found := _wrong(each, series))}
+    assert len([expression for expression in expressions if SERIES.search(expression)]) >= 2
+    wrong = {
+        expression: result for expression in expressions if (result := _wrong(expression, series))
+    }
     assert wrong == {}
 
 
@@ -89,5 +91,5 @@ def test_each_expression_names_series_and_labels_of_a_server(series, name):
         ("sum by (colour) (pipeline_ready)", "no label colour"),
     ],
 )
-def test_an_expression_about_what_is_not_there_is_found(series, expression, wrong):
+def test_an_expression_about_a_missing_series_is_reported(series, expression, wrong):
     assert wrong in " ".join(_wrong(expression, series))

@@ -29,7 +29,7 @@ def answering() -> Iterator[Answers]:
         yield answers
 
 
-def test_a_server_that_is_not_there_is_told_by_the_http_client(http_client):
+def test_a_missing_server_is_an_error_of_the_http_client(http_client):
     http_client.connect(f"127.0.0.1:{free_port()}")
     with pytest.raises(PredictorUnavailableError, match="refused"):
         http_client.predict({"words": [1]})
@@ -47,7 +47,7 @@ def test_a_server_that_is_not_there_is_told_by_the_http_client(http_client):
         {"x": b"\r\n"},
     ],
 )
-def test_headers_that_are_none_are_refused_before_anything_is_sent(answering, http_client, headers):
+def test_invalid_headers_are_refused_before_the_request(answering, http_client, headers):
     server = answering(WHOLE)
     http_client.connect(server.address)
     http_client.add_http_headers(headers)
@@ -62,7 +62,7 @@ def test_headers_that_are_none_are_refused_before_anything_is_sent(answering, ht
 
 
 @pytest.mark.parametrize("path", ["/a b", "/a\r\nx: y", "/\u00e9", "/\udc80", "a", "", "/a#b"])
-def test_a_path_that_is_none_is_refused_before_anything_is_sent(answering, http_client, path):
+def test_an_invalid_path_is_refused_before_the_request(answering, http_client, path):
     server = answering(WHOLE)
     http_client.connect(server.address)
     http_client.set_service_name(path)
@@ -74,7 +74,7 @@ def test_a_path_that_is_none_is_refused_before_anything_is_sent(answering, http_
 
 
 @pytest.mark.parametrize(("ip", "port"), [("a..b", "80"), ("\udc80", "80"), ("a", "\u00b2")])
-def test_an_address_that_is_none_is_told_when_it_is_asked(http_client, ip, port):
+def test_an_invalid_address_is_refused_on_use(http_client, ip, port):
     http_client.ip, http_client.port = ip, port
     with pytest.raises(InitError, match="is not an address"):
         http_client.predict({"words": [1]})
@@ -107,7 +107,7 @@ def test_an_answer_may_end_with_its_connection(answering, http_client, answer):
         (b"HTTP/1.1 200 OK\r\n\r\n{", "not valid JSON"),
     ],
 )
-def test_an_answer_that_cannot_be_read_is_told_as_such(answering, http_client, answer, text):
+def test_an_unreadable_answer_is_an_error(answering, http_client, answer, text):
     http_client.connect(answering(answer).address)
     with pytest.raises(PredictorError, match=text):
         http_client.predict({"words": [1]})

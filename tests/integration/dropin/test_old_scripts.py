@@ -21,7 +21,7 @@ def with_an_unread_branch():
     return ResponseOp(input_ops=[Op("last", input_ops=[read])]), unread
 
 
-def test_a_branch_that_no_response_op_reads_is_left_out_with_a_warning(caplog):
+def test_a_branch_that_no_response_op_reads_is_dropped_with_a_warning(caplog):
     from paddle_serving_server.pipeline import PipelineServer
 
     response_op, unread = with_an_unread_branch()
@@ -36,7 +36,7 @@ def test_a_branch_that_no_response_op_reads_is_left_out_with_a_warning(caplog):
     assert unread  # they were there all the time
 
 
-def test_our_own_interface_refuses_such_a_branch():
+def test_our_own_interface_refuses_an_unread_branch():
     response_op, unread = with_an_unread_branch()
     with pytest.raises(GraphError, match="do not lead to the ResponseOp: 'behind', 'unread'"):
         OurServer().set_response_op(response_op)
@@ -55,7 +55,7 @@ def service():
     return Service("svc")
 
 
-def test_a_web_service_may_have_such_a_branch_too(service):
+def test_a_web_service_may_have_an_unread_branch(service):
     service.prepare_pipeline_config(yml_dict={"rpc_port": 0})
     with service._server as server, client_of(server) as client:
         assert client.predict({"x": "abc"})["x"] == "abc"

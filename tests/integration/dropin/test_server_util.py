@@ -36,7 +36,7 @@ def test_a_process_is_sent_a_signal_and_not_its_group(command, number):
     kill_stop_process_by_pid(command, process.pid)
 
 
-def test_a_port_that_is_taken_is_not_given_out():
+def test_a_port_in_use_is_not_available():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert not port_is_available(port)

@@ -20,7 +20,7 @@ class Makes(Op):
         return {"wrong": np.ones((1, 3), np.float32)}
 
 
-class Asks(Op):
+class CallsModel(Op):
     """The same, by a call of its own."""
 
     def process(self, feed_batch):
@@ -44,7 +44,7 @@ class Before(Op):
 GRAPHS = {
     "as it came": lambda: Op("m", RequestOp()),
     "by preprocess": lambda: Makes("m", RequestOp()),
-    "by process": lambda: Asks("m", RequestOp()),
+    "by process": lambda: CallsModel("m", RequestOp()),
     "by the RequestOp": lambda: Op("m", Names()),
     "by an Op before": lambda: Op("m", Before("before", RequestOp())),
 }
@@ -63,7 +63,7 @@ def client(request, how, tmp_path) -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("how", GRAPHS)
-def test_who_made_the_feed_is_to_mend_it(client, how, caplog):
+def test_the_author_of_an_invalid_feed_is_blamed(client, how, caplog):
     caplog.set_level(logging.INFO, "pipeline")
     status, reason, levels = CALLERS if how == "as it came" else OPS
     if how == "by the RequestOp":  # plain JSON takes the place of what that makes
@@ -73,10 +73,10 @@ def test_who_made_the_feed_is_to_mend_it(client, how, caplog):
         for body in ({"y": [[1, 2, 3]]}, {"x": [[1, 2]]}, {"x": {"a": 1}}):
             assert client.post("/api/svc", json=body).status == status
     lines = [line for line in caplog.records if "Failed to predict" in line.message]
-    found = {
+    results = {
         line.partition('reason="')[2].partition('"')[0]: int(float(line.rpartition(" ")[2]))
         for line in client.get("/metrics").text.splitlines()
         if line.startswith('nv_inference_request_failure{model="m"') and line[-3:] != " 0"
     }
-    assert {key for key, count in found.items() if count} == {reason}
+    assert {key for key, count in results.items() if count} == {reason}
     assert {line.levelname for line in lines} == levels

@@ -19,7 +19,7 @@ CONF_ERROR = 4000
 
 
 @pytest.fixture(autouse=True)
-def nothing_counts_as_slow(monkeypatch):
+def no_op_is_slow(monkeypatch):
     """However busy the machine is: groups form at once, and stay."""
     monkeypatch.setattr(pace, "SLOW_NS", 10**12)
     monkeypatch.setattr(trip, "_LONGEST_NS", 10**12)
@@ -32,9 +32,9 @@ def path_of(input_dicts):
 def sent(path):
     """What an Op returns for a path: its first word says where it goes."""
     answer, word = {"x": path}, path.split(">")[0]
-    ways = {"sure": "out", "unsure": ["big"], "nowhere": "nowhere", "nobody": []}
-    if word in ways and path.count(">") == 1:
-        return Goto(answer, ways[word])
+    paths = {"sure": "out", "unsure": ["big"], "nowhere": "nowhere", "nobody": []}
+    if word in paths and path.count(">") == 1:
+        return Goto(answer, paths[word])
     if word == "done":
         return Answer(answer)
     if word == "thrice" and path.count("cheap") < 3:
@@ -118,12 +118,12 @@ async def serving(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_each_request_goes_its_own_way(mode):
+def test_each_request_has_its_own_targets(mode):
     async def main():
         async with serving(mode) as server:
             words = [*CASES, "nowhere", "nobody"] * 5
-            got = await asyncio.gather(*(ask(server, word) for word in words))
-            for word, answer in zip(words, got, strict=True):
+            responses = await asyncio.gather(*(ask(server, word) for word in words))
+            for word, answer in zip(words, responses, strict=True):
                 if word in CASES:
                     assert value_of(answer) == CASES[word]
                     continue
@@ -148,14 +148,14 @@ def test_a_loop_on_real_workers(kind, is_thread_op):
         last = cascade(kind, batch_size=4)
         dag = {"is_thread_op": is_thread_op}
         async with quick_server(ResponseOp([last]), dag=dag) as server:
-            got = await asyncio.gather(*(ask(server, "thrice") for _ in range(8)))
+            responses = await asyncio.gather(*(ask(server, "thrice") for _ in range(8)))
             path = "thrice>cheap>cheap>cheap"
-            assert [value_of(answer) for answer in got] == [f"{path}+{path}>big>out>last"] * 8
+            assert [value_of(answer) for answer in responses] == [f"{path}+{path}>big>out>last"] * 8
 
     asyncio.run(main())
 
 
-def test_who_runs_beside_a_loop_answers_for_its_last_lap():
+def test_an_op_parallel_to_a_loop_answers_for_its_last_lap():
     """The first turn of `side` ends when the second one is at work."""
     turns = [Hangs(), Hangs()]
 
@@ -208,12 +208,12 @@ def test_sure_requests_do_not_wait_for_the_large_model():
         last = Steps("out", [cheap, Big("big", cheap, batch_size=16)])
         async with quick_server(ResponseOp([last]), is_quick=False) as server:
             words = ["sure"] * 14 + ["unsure"] * 2
-            asked = [asyncio.ensure_future(ask(server, word)) for word in words]
-            await asyncio.wait_for(asyncio.gather(*asked[:14]), 20)
-            assert not any(each.done() for each in asked[14:])
+            tasks = [asyncio.ensure_future(ask(server, word)) for word in words]
+            await asyncio.wait_for(asyncio.gather(*tasks[:14]), 20)
+            assert not any(task.done() for task in tasks[14:])
             are_answered.set()
-            got = [value_of(each) for each in await asyncio.gather(*asked)]
-            assert got == ["sure>cheap>out"] * 14 + ["unsure>cheap>big>out"] * 2
+            results = [value_of(item) for item in await asyncio.gather(*tasks)]
+            assert results == ["sure>cheap>out"] * 14 + ["unsure>cheap>big>out"] * 2
 
     try:
         asyncio.run(main())
@@ -249,8 +249,8 @@ def test_over_grpc_http_and_v2():
                 wrong = await client.predict({"x": "nowhere"})
                 assert wrong.err_no == CONF_ERROR
             for word, path in CASES.items():
-                asked = {"key": ["x"], "value": [word]}
-                assert path in (await post(server, "/quick/infer", asked))["value"][0]
+                request = {"key": ["x"], "value": [word]}
+                assert path in (await post(server, "/quick/infer", request))["value"][0]
                 tensor = {"name": "x", "datatype": "BYTES", "shape": [1], "data": [word]}
                 answer = await post(server, "/v2/models/quick/infer", {"inputs": [tensor]})
                 assert answer["outputs"][0]["data"] == [path]
@@ -274,18 +274,18 @@ async def post(server, path, body):
 
 @pytest.mark.parametrize("is_quick", [True, False])
 def test_an_unpack_method_may_have_the_answer(is_quick):
-    class Knows(RequestOp):
+    class AnswersInUnpack(RequestOp):
         def unpack_request_package(self, request):
             data, log_id, *_ = super().unpack_request_package(request)
             known = data["x"] == "known"
             return (Answer({"x": "at once"}) if known else data), log_id, None, ""
 
     async def main():
-        last = Steps("last", Steps("first", Knows()))
+        last = Steps("last", Steps("first", AnswersInUnpack()))
         async with quick_server(ResponseOp([last]), is_quick) as server:
             words = ["known", "other", "known"] * 3
-            got = await asyncio.gather(*(ask(server, word) for word in words))
-            assert [value_of(each) for each in got] == [
+            responses = await asyncio.gather(*(ask(server, word) for word in words))
+            assert [value_of(response) for response in responses] == [
                 "at once",
                 "other>first>last",
                 "at once",

@@ -58,12 +58,12 @@ def test_threads_become_more_while_requests_wait_and_fewer_afterwards(monkeypatc
         asked = [pool.submit(client.predict, {"x": i}) for i in range(8)]
         wait_until(lambda: up(server, "wait") == 4)
         OPEN.set()
-        assert [each.result()["x"] for each in asked] == list(range(8))
+        assert [item.result()["x"] for item in asked] == list(range(8))
         wait_until(lambda: up(server, "wait") == 1)
         assert client.predict({"x": "on"})["x"] == "on"
 
 
-def test_the_last_process_goes_and_the_next_request_has_another():
+def test_the_last_process_stops_and_the_next_request_starts_another():
     server = serve(Pid("pid", RequestOp()), min_workers=0, workers="process", elastic=QUICK)
     with server, PipelineClient() as client:
         client.connect([f"127.0.0.1:{server.rpc_port}"])
@@ -73,7 +73,7 @@ def test_the_last_process_goes_and_the_next_request_has_another():
         assert client.predict({"x": ""})["pid"] != first
 
 
-def test_a_request_for_which_none_can_be_started_ends_with_the_reason(monkeypatch, tmp_path):
+def test_a_request_whose_worker_cannot_start_ends_with_the_reason(monkeypatch, tmp_path):
     fails = tmp_path / "fails"
     monkeypatch.setenv("PID_FAILS", str(fails))
     server = serve(Pid("pid", RequestOp()), min_workers=0, workers="process", elastic=QUICK)
@@ -96,6 +96,6 @@ def test_a_request_for_which_none_can_be_started_ends_with_the_reason(monkeypatc
         ({"max_workers": 2, "batching": "dynamic", **ORDERED}, "do not go together"),
     ],
 )
-def test_bounds_that_cannot_be_kept_are_refused_at_the_start(keys, text):
+def test_invalid_bounds_are_refused_at_the_start(keys, text):
     with pytest.raises(PipelineError, match=text), serve(Pid("pid", RequestOp()), **keys):
         pass

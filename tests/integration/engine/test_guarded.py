@@ -67,9 +67,7 @@ CONFIG = {"op": {"m": {"batching": "fails"}}}
 
 @pytest.mark.parametrize("method", ["add", "next"])
 @on_loop
-async def test_requests_that_are_ready_end_with_its_error_and_later_ones_are_answered(
-    method, caplog
-):
+async def test_ready_requests_get_the_exception_and_later_ones_are_answered(method, caplog):
     async with serving(Mark("m", [RequestOp()]), **CONFIG) as streams:
         assert list((await answered(streams.begin(OneSink(), text="x"))).value) == ["mx"]
         Fails.raises = method
@@ -84,7 +82,7 @@ async def test_requests_that_are_ready_end_with_its_error_and_later_ones_are_ans
 
 
 @on_loop
-async def test_what_was_made_is_answered_although_done_raises(caplog):
+async def test_a_result_is_answered_although_done_raises(caplog):
     async with serving(Mark("m", [RequestOp()]), **CONFIG) as streams:
         Fails.raises = "done"
         assert list((await answered(streams.begin(OneSink(), text="x"))).value) == ["mx"]
@@ -92,7 +90,7 @@ async def test_what_was_made_is_answered_although_done_raises(caplog):
         assert list((await answered(streams.begin(OneSink(), text="y"))).value) == ["my"]
 
 
-def test_what_it_refuses_is_not_ready_there():
+def test_a_refused_item_is_not_queued():
     class Refuses(Fails):
         def add(self, item, now):
             return InputError("none today")

@@ -65,12 +65,14 @@ class Passes(Op):
         return {"x": x}
 
 
-def nothing(x):
+def do_nothing(x):
     """Do nothing."""
 
 
 @contextlib.asynccontextmanager
-async def serving(reads=nothing, passes=nothing, writes=nothing, names="ab", quick=True, **config):
+async def serving(
+    reads=do_nothing, passes=do_nothing, writes=do_nothing, names="ab", quick=True, **config
+):
     """A server whose unpack, Ops and pack count as quick."""
     read = last = Reads()
     read.act = reads
@@ -89,20 +91,20 @@ async def serving(reads=nothing, passes=nothing, writes=nothing, names="ab", qui
     [({}, False), ({"dag": {"fuse": "off"}}, True), ({"dag": {"retry": 2}}, True)],
 )
 @on_loop
-async def test_they_run_in_one_go_with_the_ops_where_nobody_comes_between(config, is_alone):
+async def test_unpack_and_pack_run_in_the_trip_of_the_ops(config, is_alone):
     seen = []
 
     def act(x):
         seen.append(here())
 
-    async with serving(act, act, nothing, **config) as server:
+    async with serving(act, act, do_nothing, **config) as server:
         assert value_of(await ask(server)) == "1"
     assert [name.startswith(OWN) for name in seen] == [True, not is_alone, not is_alone]
 
 
 @on_loop
-async def test_an_unpack_with_a_connection_of_its_thread_goes_on_working():
-    class Asks(Reads):
+async def test_an_unpack_with_a_thread_bound_connection_works():
+    class ReadsFromDatabase(Reads):
         def init_op(self):
             self.db = sqlite3.connect(":memory:", check_same_thread=False)
             self.seen = seen
@@ -112,7 +114,9 @@ async def test_an_unpack_with_a_connection_of_its_thread_goes_on_working():
             return super().unpack_request_package(request)
 
     seen = []
-    async with quick_server(Writes(input_ops=[Passes(name="a", input_ops=[Asks()])])) as server:
+    async with quick_server(
+        Writes(input_ops=[Passes(name="a", input_ops=[ReadsFromDatabase()])])
+    ) as server:
         assert value_of(await ask(server)) == "1"
     assert seen[0].startswith(OWN)
 
@@ -124,21 +128,21 @@ def fails(x):
         raise SystemExit(3)
 
 
-async def answers_of(is_fused, reads=nothing, writes=nothing):
+async def answers_of(is_fused, reads=do_nothing, writes=do_nothing):
     """Return the answers and counts where the user's code fails, in one trip or not."""
     config = {"op": {name: {"batch_size": 4} for name in "ab"}}
-    async with serving(reads, nothing, writes, quick=is_fused, **config) as server:
+    async with serving(reads, do_nothing, writes, quick=is_fused, **config) as server:
         texts = ["bad", *"123", "exit", "product", *"456"]
-        asked = (ask(server, text, log_id=number) for number, text in enumerate(texts))
-        answers = await asyncio.gather(*asked)
+        tasks = (ask(server, text, log_id=number) for number, text in enumerate(texts))
+        answers = await asyncio.gather(*tasks)
         assert value_of(await ask(server)) == "1"
-        counts = {name: found[:3] for name, found in counted(server).items()}
+        counts = {name: result[:3] for name, result in counted(server).items()}
         assert [op.running for op in server.executor.state().ops] == [0, 0]
         return answers, counts
 
 
 @pytest.mark.parametrize("where", ["reads", "writes"])
-def test_errors_and_statistics_are_those_of_what_runs_apart(where):
+def test_errors_and_statistics_equal_those_of_separate_runs(where):
     fused, apart = (asyncio.run(answers_of(is_fused, **{where: fails})) for is_fused in (1, 0))
     assert fused == apart
     codes = [PACKAGE, 0, 0, 0, PACKAGE, 51]
@@ -178,7 +182,7 @@ async def test_others_go_on_while_a_pack_hangs():
 
 @pytest.mark.parametrize("where", ["reads", "writes"])
 @on_loop
-async def test_a_deadline_that_passes_in_it_is_kept(where):
+async def test_a_deadline_during_unpack_or_pack_is_met(where):
     hangs = Hangs()
     async with serving(**{where: hangs}) as server:
         answer = await ask(server, "hang", 0.05, log_id=7)
@@ -191,7 +195,7 @@ async def test_a_deadline_that_passes_in_it_is_kept(where):
 
 @pytest.mark.parametrize("where", ["reads", "writes"])
 @on_loop
-async def test_a_request_that_is_cancelled_in_it_goes_no_further(where):
+async def test_a_request_cancelled_during_unpack_or_pack_stops(where):
     hangs, later = Hangs(), []
     async with serving(**{where: hangs}, passes=later.append) as server:
         task = asyncio.create_task(ask(server, "hang"))
@@ -206,7 +210,7 @@ async def test_a_request_that_is_cancelled_in_it_goes_no_further(where):
 
 
 @on_loop
-async def test_requests_for_one_op_and_those_that_want_no_response():
+async def test_requests_of_one_op_and_without_response_are_not_packed():
     packed = []
     async with serving(writes=packed.append) as server:
         op = next(op for op in server.executor.executor.nodes if op.name == "a")
@@ -226,11 +230,11 @@ class Sink:
 
 
 @on_loop
-async def test_the_journal_knows_when_it_was_unpacked_and_when_packing_began():
+async def test_the_journal_has_the_times_of_unpack_and_pack():
     def slow(x):
         threading.Event().wait(0.002)
 
-    async with serving(slow, nothing, slow) as server:
+    async with serving(slow, do_nothing, slow) as server:
         raw = Request(key=["x"], value=["1"])
         request = server.executor.begin(raw, None, None, sink := Sink())
         await sink.ended

@@ -30,7 +30,7 @@ INFO = RequestInfo(
 # What it says --------------------------------------------------------------------------------
 
 
-def told(context):
+def fields_of(context):
     return {
         "data_id": context.data_id,
         "log_id": context.log_id,
@@ -59,21 +59,21 @@ SAID = {
 
 class AskingRequestOp(RequestOp):
     def unpack_request_package(self, request, context):
-        return {"unpack": repr(told(context))}, 9, None, ""
+        return {"unpack": repr(fields_of(context))}, 9, None, ""
 
 
 class AskingOp(Op):
     def preprocess(self, input_dicts, *, context):
         (inputs,) = input_dicts.values()
-        return {**inputs, "preprocess": repr(told(context))}
+        return {**inputs, "preprocess": repr(fields_of(context))}
 
     def process(self, feed_batch, *, context):
         (feed,) = feed_batch
         (only,) = context
-        return {**feed, "process": repr(told(only))}
+        return {**feed, "process": repr(fields_of(only))}
 
     def postprocess(self, input_dicts, fetch_data, *, context):
-        return {**fetch_data, "postprocess": repr(told(context))}
+        return {**fetch_data, "postprocess": repr(fields_of(context))}
 
 
 class AsyncAskingOp(AskingOp):
@@ -88,11 +88,11 @@ class AskingResponseOp(ResponseOp):
     def pack_response_package(self, channeldata, context):
         response = super().pack_response_package(channeldata)
         response.key.append("pack")
-        response.value.append(repr(told(context)))
+        response.value.append(repr(fields_of(context)))
         return response
 
 
-def asked(server, target=None, timeout_s=30.0):
+def answer_of(server, target=None, timeout_s=30.0):
     """The answer of a running server's engine, by name."""
     request = Request(key=["x"], value=["1"])
     coroutine = server.executor.handle(request, timeout_s, target)
@@ -107,19 +107,19 @@ def served(last, response_op=None, **keys):
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
 @pytest.mark.parametrize("kind", [AskingOp, AsyncAskingOp])
-def test_every_hook_is_told_the_same(kind, workers):
+def test_each_hook_receives_the_same_context(kind, workers):
     last = kind("a", AskingRequestOp())
     with served(last, AskingResponseOp(last), op={"a": {"workers": workers}}) as server:
-        answer = asked(server, RequestTarget(info=INFO))
+        answer = answer_of(server, RequestTarget(info=INFO))
     said = {name: eval(answer[name]) for name in ("preprocess", "process", "postprocess", "pack")}
     assert said == dict.fromkeys(said, SAID)
     assert eval(answer["unpack"]) == {**SAID, "log_id": 0}
 
 
-def test_a_request_of_which_nothing_is_said_has_an_empty_context():
+def test_a_request_without_info_has_an_empty_context():
     last = AskingOp("a", RequestOp())
     with served(last) as server:
-        said = eval(asked(server)["process"])
+        said = eval(answer_of(server)["process"])
     assert (said["id"], said["parameters"], said["headers"]) == ("", {}, {})
     assert (said["sequence"], said["priority"]) == ((0, False, False), 0)
 
@@ -130,7 +130,7 @@ class Batched(Op):
         return {"x": [str(data_id)]}
 
     def process(self, feed_batch, *, context):
-        assert feed_batch[0]["x"] == [str(each.data_id) for each in context]
+        assert feed_batch[0]["x"] == [str(item.data_id) for item in context]
         return {"y": [f"{len(context)}" for _ in context]}
 
     def postprocess(self, input_dicts, fetch_data, data_id, log_id, context):
@@ -139,7 +139,7 @@ class Batched(Op):
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
-def test_process_gets_those_of_its_batch_in_order(workers):
+def test_process_gets_the_contexts_of_its_batch_in_order(workers):
     last = Batched("a", RequestOp())
     settings = {"workers": workers, "batch_size": 3, "auto_batching_timeout": 10_000}
 
@@ -169,7 +169,7 @@ class Patient(Op):
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
-def test_a_hook_sees_that_nobody_waits_any_more(workers, tmp_path):
+def test_a_hook_can_see_that_its_request_is_cancelled(workers, tmp_path):
     last = Patient("a", RequestOp())
     path = tmp_path / "seen"
     with served(last, op={"a": {"workers": workers}}) as server:
@@ -185,7 +185,7 @@ def test_a_hook_sees_that_nobody_waits_any_more(workers, tmp_path):
 # Cost ------------------------------------------------------------------------------------------
 
 
-def test_nobody_asks_and_nothing_is_made(monkeypatch):
+def test_without_a_parameter_no_context_is_made(monkeypatch):
     def refuse(*args):
         raise AssertionError("a context was made")
 
@@ -193,4 +193,4 @@ def test_nobody_asks_and_nothing_is_made(monkeypatch):
     monkeypatch.setattr(pack_jobs, "context_of", refuse)
     last = Op("a", RequestOp())
     with served(last) as server:
-        assert asked(server, RequestTarget(info=INFO)) == {"x": "1"}
+        assert answer_of(server, RequestTarget(info=INFO)) == {"x": "1"}

@@ -29,12 +29,12 @@ class Ask(pipeline.Schema):
     b: list[float] = msgspec.field(default_factory=list)
 
 
-class Said(pipeline.Schema):
+class Reply(pipeline.Schema):
     said: str
     more: str = "more"
 
 
-class Slow(Said):
+class Slow(Reply):
     def __post_init__(self) -> None:
         """Make it code of the user's, which is asked in threads."""
 
@@ -50,7 +50,7 @@ class Counts(Op):
             yield {"said": str(number) if number < 3 else np.ones(1)}
 
 
-class Says(Op):
+class Replies(Op):
     def preprocess(self, input_dicts):
         (fields,) = input_dicts.values()
         return fields
@@ -67,7 +67,7 @@ class Passes(Op):
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
-@pytest.mark.parametrize("schema", [Said, Slow, None])
+@pytest.mark.parametrize("schema", [Reply, Slow, None])
 @on_loop
 async def test_each_part_of_a_stream_is_checked(schema, workers):
     op = Counts()
@@ -82,24 +82,24 @@ async def test_each_part_of_a_stream_is_checked(schema, workers):
         assert len(sink.answers) == (4 if schema is None else 3)
         if schema is not None:
             assert last.err_no == TYPE_ERROR
-            found = (
+            result = (
                 f"the answer is not a valid {schema.__name__}: said: expected str, found float 1.0"
             )
-            assert last.err_msg == found
+            assert last.err_msg == result
         assert answers(await streams.combined(a=2))["said"] == "01"
         refused = await streams.combined(a="x")
         assert refused.err_msg == "a: expected int, found str 'x'"
 
 
 @pytest.mark.usefixtures("a_trip_may_last")
-@pytest.mark.parametrize("schema", [Said, Slow])
+@pytest.mark.parametrize("schema", [Reply, Slow])
 @on_loop
 async def test_quick_ops_still_go_in_one_go(schema):
     class Reads(RequestOp):
         def unpack_request_package(self, request):
             return super().unpack_request_package(request)
 
-    last = Passes("passes", Says("says", Reads(schema=Ask)))
+    last = Passes("passes", Replies("says", Reads(schema=Ask)))
     async with quick_server(ResponseOp(last, schema=schema)) as server:
         assert groups(server) == [("says", "passes")]
         for _ in range(3):
@@ -112,7 +112,9 @@ async def test_quick_ops_still_go_in_one_go(schema):
 
 @on_loop
 async def test_a_request_of_pairs_stays_without_protobuf():
-    async with quick_server(ResponseOp(Says("says", RequestOp(schema=Ask)), schema=Said)) as server:
+    async with quick_server(
+        ResponseOp(Replies("says", RequestOp(schema=Ask)), schema=Reply)
+    ) as server:
         answer = await server.executor.handle(PlainRequest(["a"], ["2"]))
         assert type(answer) is PlainResponse
         assert dict(zip(answer.key, answer.value, strict=True)) == {"said": "2 0", "more": "more"}
@@ -127,10 +129,10 @@ def post(url, body):
 
 
 @on_loop
-async def test_every_way_in_is_checked():
+async def test_each_frontend_checks_the_schema():
     """HTTP, gRPC and v2 over HTTP, small and large."""
     server = PipelineServer("sums")
-    server.set_response_op(ResponseOp(Says("says", RequestOp(schema=Ask)), schema=Said))
+    server.set_response_op(ResponseOp(Replies("says", RequestOp(schema=Ask)), schema=Reply))
     server.prepare_server(yml_dict={"rpc_port": 0, "http_port": 0, "host": "127.0.0.1"})
     async with server:
         client = AsyncPipelineClient()
@@ -151,19 +153,19 @@ async def test_every_way_in_is_checked():
 
         for count in (2, 30_000):
             numbers = json.dumps([1.0] * count)
-            told = {"said": f"2 {count}.0", "more": "more"}
+            reported = {"said": f"2 {count}.0", "more": "more"}
             answer = await pairs(a="2", b=numbers)
-            assert dict(zip(answer["key"], answer["value"], strict=True)) == told
+            assert dict(zip(answer["key"], answer["value"], strict=True)) == reported
             said = await pairs(a="2", b=numbers[:-1] + ', "x"]')
             assert said["err_msg"] == f"b[{count}]: expected float, found str 'x'"
             answered = await client.predict({"a": "2", "b": numbers})
-            assert dict(zip(answered.key, answered.value, strict=True)) == told
+            assert dict(zip(answered.key, answered.value, strict=True)) == reported
             as_tensors = {"a": np.array([2]), "b": np.ones(count, np.float32)}
             answered = await client.predict(as_tensors, pack_tensor_format=True)
-            assert dict(zip(answered.key, answered.value, strict=True)) == told
+            assert dict(zip(answered.key, answered.value, strict=True)) == reported
             said = await client.predict({"a": "2", "b": np.ones((count, 1))})
             assert said.err_msg == "b[0]: expected float, found array"
             outputs = (await v2(count))["outputs"]
-            assert {one["name"]: one["data"][0] for one in outputs} == told
+            assert {one["name"]: one["data"][0] for one in outputs} == reported
         assert "expected int, found float 2.0" in (await v2(datatype="FP32"))["error"]
         await client.close()

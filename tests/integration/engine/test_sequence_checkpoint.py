@@ -67,7 +67,7 @@ def course(server, coroutine):
 
 
 @pytest.mark.parametrize("strategy", ["oldest", "direct"])
-def test_processes_are_killed_under_load_and_nothing_is_lost_or_wrong(strategy):
+def test_killed_processes_under_load_lose_no_states(strategy):
     steps, sequences, kills = 40, 12, 4
 
     async def talk(engine):
@@ -76,24 +76,24 @@ def test_processes_are_killed_under_load_and_nothing_is_lost_or_wrong(strategy):
 
         async def one(name):
             nonlocal answered
-            found = []
+            collected = []
             for step in range(steps):
                 answer = await ask(engine, f"s{name}", step, steps - 1, name + step)
-                found.append(answer if isinstance(answer, str) else answer["sum"])
+                collected.append(answer if isinstance(answer, str) else answer["sum"])
                 if not isinstance(answer, str):
                     pids.add(answer["where"])
                     answered += 1
                     if answered % (steps * sequences // (kills + 1)) == 0:
                         os.kill(answer["where"], signal.SIGKILL)
-            return found
+            return collected
 
         return await asyncio.gather(*map(one, range(sequences))), len(pids)
 
     with served("process", strategy=strategy) as server:
-        found, processes = course(server, talk)
+        result, processes = course(server, talk)
         state = server.executor.state().ops[0].sequences
     expected = [list(itertools.accumulate(range(n, n + steps))) for n in range(sequences)]
-    assert found == expected
+    assert result == expected
     assert processes > 2
     assert (state.live, state.used, state.lost) == (0, 0, 0)
 
@@ -124,7 +124,7 @@ def test_sequences_of_a_worker_that_hangs_go_on_without_it(workers, is_one_buffe
     assert answers == [1, 2, 3, 2, 6, 3, 4, 9]
 
 
-def test_a_request_that_kills_its_worker_fails_and_its_sequence_goes_on():
+def test_a_request_that_kills_its_worker_fails_and_its_sequence_continues():
     async def talk(engine):
         first = await asyncio.gather(*(ask(engine, id, 0, 9, id) for id in (1, 2, 3)))
         second = await asyncio.gather(
@@ -142,7 +142,7 @@ def test_a_request_that_kills_its_worker_fails_and_its_sequence_goes_on():
     assert answers == [1, 2, 3, 2, 6, 3, 4, 9]
 
 
-def test_who_is_idle_when_its_worker_is_lost_goes_on_too():
+def test_an_idle_sequence_of_a_lost_worker_continues():
     async def talk(engine):
         answer = await ask(engine, "a", 0, 9, 5)
         os.kill(answer["where"], signal.SIGKILL)

@@ -44,14 +44,16 @@ class SumOp(Op):
             self.begun.set()
             self.gate.wait(30)
         rows = feed_batch[0]["x"]
-        told = [self.add(int(row), each.sequence) for row, each in zip(rows, context, strict=True)]
+        reported = [
+            self.add(int(row), each.sequence) for row, each in zip(rows, context, strict=True)
+        ]
         if DIES in rows:
             os.kill(os.getpid(), signal.SIGKILL)
         if FAILS in rows:
             raise ValueError("as asked")
         return {
-            "sum": np.array(told),
-            "place": np.array([[os.getpid(), each.sequence.slot] for each in context]),
+            "sum": np.array(reported),
+            "place": np.array([[os.getpid(), item.sequence.slot] for item in context]),
         }
 
     def add(self, value, step):
@@ -101,7 +103,7 @@ def state_of(server):
 
 
 def sums(answers):
-    return [each["sum"][0] if isinstance(each, dict) else each for each in answers]
+    return [answer["sum"][0] if isinstance(answer, dict) else answer for answer in answers]
 
 
 @KINDS
@@ -120,13 +122,13 @@ def test_pipelined_requests_of_many_sequences_are_all_right(strategy, workers):
         assert state_of(server).live == 0
         assert state_of(server).slots == 8
     expected = [
-        (sum(name + each for each in range(step + 1)), step + 1)
+        (sum(name + index for index in range(step + 1)), step + 1)
         for step in range(5)
         for name in range(12)
     ]
-    assert [tuple(each) for each in sums(answers)] == expected
+    assert [tuple(item) for item in sums(answers)] == expected
     for name in range(12):
-        assert len({str(each["place"]) for each in answers[name::12]}) == 1, "it stayed"
+        assert len({str(answer["place"]) for answer in answers[name::12]}) == 1, "it stayed"
 
 
 @KINDS
@@ -140,7 +142,7 @@ def test_a_call_that_fails_is_not_made_again_for_each_request(workers):
     with served("direct", workers, count=1) as server:
         first, failed, after = course(server, talk)
     assert sums(first) == [[1, 1], [1, 1]]
-    assert all("as asked" in each for each in failed)
+    assert all("as asked" in item for item in failed)
     assert sums(after) == [[1, 3], [3, 3]], "each was in one call of three"
 
 
@@ -155,7 +157,7 @@ def test_a_process_that_is_killed_ends_its_sequences_and_no_other():
     with served("oldest", "process", batch_size=1) as server:
         lost, after = course(server, talk)
     assert "killed by SIGKILL" in lost[0]
-    assert all("sequence 1 has ended: its worker was lost" in each for each in lost[1:])
+    assert all("sequence 1 has ended: its worker was lost" in item for item in lost[1:])
     assert "its first request must have sequence_start" in after[0]
     assert sums(after[1:]) == [[2, 2], [1, 1]]
 
@@ -193,8 +195,8 @@ def test_a_batch_that_was_sent_ahead_is_lost_with_its_worker(workers):
         for _ in range(2):  # from then on it is known how long a batch takes
             await asyncio.gather(*(ask(engine, f"{name} start") for name in names))
         values = FAILS, 1, 1, 1
-        asked = (ask(engine, name, value) for name, value in zip(names, values, strict=True))
-        lost = await asyncio.gather(*asked)
+        tasks = (ask(engine, name, value) for name, value in zip(names, values, strict=True))
+        lost = await asyncio.gather(*tasks)
         return lost, [await ask(engine, "3"), await ask(engine, "3 start")]
 
     names = "1", "2", "3", "4"
@@ -213,13 +215,13 @@ def test_a_batch_that_was_sent_ahead_is_lost_with_its_worker(workers):
             lost, after = course(server, talk)
         finally:
             is_over.set()
-    assert ["exceeded retry count" in each for each in lost] == [True, True, False, False]
-    assert all("hangs" in each or "hung" in each for each in lost[2:])
+    assert ["exceeded retry count" in item for item in lost] == [True, True, False, False]
+    assert all("hangs" in item or "hung" in item for item in lost[2:])
     assert "its first request must have sequence_start" in after[0]
     assert sums(after[1:]) == [[1, 1]]
 
 
-def test_a_caller_who_leaves_takes_the_sequence_along():
+def test_a_cancellation_ends_the_sequence():
     async def talk(engine):
         first = asyncio.ensure_future(ask(engine, "1 start"))
         await asyncio.to_thread(op.begun.wait, 30)
@@ -236,13 +238,13 @@ def test_a_caller_who_leaves_takes_the_sequence_along():
     op = SumOp("sum", RequestOp())
     op.gate, op.begun = threading.Event(), threading.Event()
     with served("oldest", "thread", op, count=1) as server:
-        first, told, refused, second = course(server, talk)
-    assert told == "[sum] a request of sequence 1 was cancelled, which ended the sequence"
+        first, reported, refused, second = course(server, talk)
+    assert reported == "[sum] a request of sequence 1 was cancelled, which ended the sequence"
     assert "its first request must have sequence_start" in refused
     assert sums([first, second]) == [[1, 1], [1, 1]]
 
 
-def test_who_waits_in_a_long_sequence_that_ends_is_told_in_many_turns():
+def test_requests_of_a_long_ended_sequence_are_answered_in_slices():
     async def talk(engine):
         told = []
         first = asyncio.ensure_future(ask(engine, "1 start"))
@@ -252,16 +254,16 @@ def test_who_waits_in_a_long_sequence_that_ends_is_told_in_many_turns():
         first.cancel()
         while not told or told[-1] < len(others):
             await asyncio.sleep(0)
-            told.append(sum(each.done() for each in others))
+            told.append(sum(item.done() for item in others))
         op.gate.set()
-        return told, {each.result() for each in others}
+        return told, {item.result() for item in others}
 
     op = SumOp("sum", RequestOp())
     op.gate, op.begun = threading.Event(), threading.Event()
     with served("oldest", "thread", op, count=1) as server:
-        told, texts = course(server, talk)
+        reported, texts = course(server, talk)
     assert texts == {"[sum] a request of sequence 1 was cancelled, which ended the sequence"}
-    assert max(after - before for before, after in pairwise([0, *told])) < 600
+    assert max(after - before for before, after in pairwise([0, *reported])) < 600
 
 
 def test_a_deadline_in_the_backlog_ends_the_whole_sequence_there():
@@ -269,10 +271,10 @@ def test_a_deadline_in_the_backlog_ends_the_whole_sequence_there():
         held = asyncio.ensure_future(ask(engine, "1 start end"))
         await asyncio.sleep(0)
         waiting = ask(engine, "2 start"), ask(engine, "2", timeout_s=0.05), ask(engine, "2 end")
-        told = await asyncio.gather(*waiting)
+        reported = await asyncio.gather(*waiting)
         op.gate.set()
         await held
-        return told
+        return reported
 
     op = SumOp("sum", RequestOp())
     op.gate = threading.Event()
@@ -283,20 +285,20 @@ def test_a_deadline_in_the_backlog_ends_the_whole_sequence_there():
 
 
 @KINDS
-def test_all_slots_are_known_before_anything_has_come(workers):
+def test_all_slots_are_known_before_the_first_request(workers):
     with served("direct", workers, count=2, batch_size=3) as server:
         wait_until(lambda: state_of(server).slots == 6)
 
 
-def test_steps_of_requests_that_are_traced_are_told_with_their_slots():
-    told = []
+def test_steps_of_traced_requests_are_reported_with_their_slots():
+    reported = []
 
     def trace(request):
         request.trace = request.target.traceparent
 
     async def talk(engine):
         (node,) = engine.executor.nodes.values()
-        node.spans.on_step = lambda data_id, *step: told.append(step)
+        node.spans.on_step = lambda data_id, *step: reported.append(step)
         engine._filters.on_admission += (trace,)
         for words, caller in (("7 start", "t"), ("mic start", "t"), ("7", ""), ("mic", "t")):
             asked = msgspec.structs.replace(target(words, 1), traceparent=caller)
@@ -304,7 +306,7 @@ def test_steps_of_requests_that_are_traced_are_told_with_their_slots():
 
     with served("oldest", "thread", count=1, batch_size=2) as server:
         course(server, talk)
-    assert told == [(0, 7, 0), (0, "mic", 1), (0, "mic", 1)]
+    assert reported == [(0, 7, 0), (0, "mic", 1), (0, "mic", 1)]
 
 
 def test_an_idle_sequence_is_reaped_without_any_request():
@@ -312,11 +314,11 @@ def test_an_idle_sequence_is_reaped_without_any_request():
         course(server, lambda engine: ask(engine, "1 start"))
         wait_until(lambda: state_of(server).reaped == 1)
         assert state_of(server).used == 0
-        told = course(server, lambda engine: ask(engine, "1"))
-    assert "its first request must have sequence_start" in told
+        reported = course(server, lambda engine: ask(engine, "1"))
+    assert "its first request must have sequence_start" in reported
 
 
-def test_who_is_looked_for_at_once_may_be_looked_for_twice():
+def test_an_idle_sequence_is_reaped_after_a_repeated_check():
     async def talk(engine):
         begun = sums([await ask(engine, "1 start")])
         (node,) = engine.executor.nodes.values()
@@ -347,7 +349,7 @@ def test_a_request_without_an_id_is_refused_and_others_go_on():
 @pytest.mark.parametrize(
     ("strategy", "key"), [("oldest", "sequence.max_candidates"), ("direct", "batch_size")]
 )
-def test_sequences_that_wait_for_slots_are_told_of_once_with_the_keys(strategy, key, capsys):
+def test_sequences_that_wait_for_slots_are_logged_once_with_the_keys(strategy, key, capsys):
     async def talk(engine):
         for id in (1, 2):
             await ask(engine, f"{id} start")
@@ -357,9 +359,9 @@ def test_sequences_that_wait_for_slots_are_told_of_once_with_the_keys(strategy, 
         return refused, sums(await asyncio.gather(*waiting))
 
     with served(strategy, "thread", batch_size=1) as server:
-        refused, told = course(server, talk)
+        refused, reported = course(server, talk)
     assert "knows no sequence 9" in refused
-    assert told == [[1, 1], [1, 1]]
+    assert reported == [[1, 1], [1, 1]]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("WARNING"), "a caller's mistake is not an error of the server"
     for word in ("Op 'sum'", "have all 2", f"op.sum.{key}", "op.sum.concurrency (2)", "(60000)"):
@@ -373,19 +375,19 @@ def test_stateless_ops_around_it_are_not_touched():
             return {**answer, "told": context.sequence}
 
     async def talk(engine):
-        return [await ask(engine, each) for each in ("1 start", "1 end")]
+        return [await ask(engine, item) for item in ("1 start", "1 end")]
 
     first = SumOp("sum", RequestOp(), sequence="oldest")
     with server_for(NextOp("next", first)) as server:
         answers = course(server, talk)
         assert server.executor.state().ops[1].sequences is None
-    assert [each["sum"][0][0] for each in answers] == [1, 2]
-    assert [each["told"] for each in answers] == [None, None]
+    assert [answer["sum"][0][0] for answer in answers] == [1, 2]
+    assert [answer["told"] for answer in answers] == [None, None]
 
 
-def test_a_server_that_stops_lets_sequences_go_on_and_none_begin():
+def test_a_stopping_server_continues_sequences_and_starts_none():
     async def asked(*words):
-        return [await ask(engine, each) for each in words]
+        return [await ask(engine, word) for word in words]
 
     server = served("direct", "thread", grace=30_000).start()
     engine, loop = server.executor, server._thread.loop
@@ -395,17 +397,17 @@ def test_a_server_that_stops_lets_sequences_go_on_and_none_begin():
         run = asyncio.run_coroutine_threadsafe
         (buffer,) = reorder_buffers_of(engine.executor.nodes).values()
         wait_until(lambda: buffer.is_stopping)
-        told = run(asked("1", "2 start", "1 start", "1 end"), loop).result(30)
+        reported = run(asked("1", "2 start", "1 start", "1 end"), loop).result(30)
         stopping.result(30)
-    assert sums([told[0], told[3]]) == [[2, 2], [3, 3]]
+    assert sums([reported[0], reported[3]]) == [[2, 2], [3, 3]]
     assert (
-        told[1]
-        == told[2]
+        reported[1]
+        == reported[2]
         == ("Server is stopping, scheduler for model has stopped accepting new inference requests")
     )
 
 
-def test_a_server_that_stops_does_not_wait_for_ever_for_a_sequence():
+def test_a_stopping_server_does_not_wait_forever_for_a_sequence():
     server = served("direct", "thread").start()
     first = course(server, lambda engine: ask(engine, "1 start"))
     server.stop()
@@ -453,7 +455,7 @@ def test_the_argument_is_checked_as_the_configuration_is(sequence, text):
         ({"build_dag_each_worker": True, "worker_num": 2}, "with build_dag_each_worker"),
     ],
 )
-def test_what_sequences_do_not_go_together_with_is_refused(keys, text):
+def test_keys_that_sequences_exclude_are_refused(keys, text):
     op = SumOp("sum", RequestOp(), sequence="direct")
     with pytest.raises(ConfigError, match=f"op.sum.sequence: {text}"):
         server_for(op, response_op=ResponseOp(op), **keys)

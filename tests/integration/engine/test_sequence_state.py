@@ -59,7 +59,7 @@ def talk(server, *requests):
     """Ask all at once, in this order; return what `ask` does of each."""
 
     async def course():
-        return await asyncio.gather(*(ask(server.executor, *each) for each in requests))
+        return await asyncio.gather(*(ask(server.executor, *request) for request in requests))
 
     return server._thread.run(course())
 
@@ -79,7 +79,7 @@ def course_of(name, values):
 
 
 @KINDS
-def test_a_state_is_fed_to_the_next_step_and_the_caller_does_not_see_it(workers):
+def test_a_state_is_fed_to_the_next_step_and_hidden_from_the_client(workers):
     values = {name: [name * 10 + at for at in range(6)] for name in range(7)}
     requests = [course_of(f"s{name}", each) for name, each in values.items()]
     mixed = [request for step in zip(*requests, strict=True) for request in step]
@@ -98,9 +98,9 @@ def test_an_error_of_process_neither_ends_a_sequence_nor_changes_its_state(worke
     with served(workers) as server:
         answers = talk(server, ("a start", 5), ("a", FAILS), ("a", 2), ("a end", 3))
         again = talk(server, ("a start", 1), ("a end", 1))
-    assert [each["sum"] for each in (answers[0], *answers[2:])] == [[[5]], [[7]], [[10]]]
+    assert [item["sum"] for item in (answers[0], *answers[2:])] == [[[5]], [[7]], [[10]]]
     assert "as asked" in answers[1]
-    assert [each["sum"] for each in again] == [[[1]], [[2]]]
+    assert [item["sum"] for item in again] == [[[1]], [[2]]]
 
 
 class GrowingOp(TallyOp):
@@ -111,11 +111,11 @@ class GrowingOp(TallyOp):
 
 
 @KINDS
-def test_sequences_whose_states_differ_in_shape_run_at_once(workers):
+def test_sequences_with_states_of_different_shapes_run_at_once(workers):
     with served(workers, GrowingOp("tally", RequestOp()), (LONG,)) as server:
         talk(server, ("a start", 1), ("a", 1), ("a", 1), ("b start", 1))
         answers = talk(server, ("a", 1), ("b", 10), ("a end", 1), ("b end", 100))
-    assert [each["sum"] for each in answers] == [[[4]], [[11]], [[5]], [[111]]]
+    assert [answer["sum"] for answer in answers] == [[[4]], [[11]], [[5]], [[111]]]
 
 
 class WritingOp(TallyOp):
@@ -126,18 +126,18 @@ class WritingOp(TallyOp):
 
 
 @KINDS
-def test_what_is_written_into_the_same_buffer_is_kept(workers):
+def test_a_write_into_the_same_buffer_is_saved(workers):
     state = {**TOTAL, "use_same_buffer_for_input_output": True}
     with served(workers, WritingOp("tally", RequestOp()), (state,)) as server:
         alone = talk(server, ("a start", 1), ("a", 2))
         together = talk(server, ("a", 3), ("b start", 4), ("a", 5), ("b end", 6), ("a end", 7))
         again = talk(server, ("a start end", 9))
-    found = [each["sum"][0][0] for each in (*alone, *together, *again)]
-    assert found == [1, 3, 6, 4, 11, 10, 18, 9]
+    results = [item["sum"][0][0] for item in (*alone, *together, *again)]
+    assert results == [1, 3, 6, 4, 11, 10, 18, 9]
 
 
 @KINDS
-def test_without_that_a_state_cannot_be_written_into_and_none_is_lost(workers):
+def test_without_a_shared_buffer_a_state_is_read_only(workers):
     with served(workers, WritingOp("tally", RequestOp())) as server:
         (answer,) = talk(server, ("a start", 1))
     assert "read-only" in answer
@@ -146,15 +146,15 @@ def test_without_that_a_state_cannot_be_written_into_and_none_is_lost(workers):
 class SilentOp(TallyOp):
     def process(self, feed_batch):
         feed = feed_batch[0]
-        found = {"sum": feed["total"] + feed["x"]}
-        return found if feed["x"][0, 0] > 100 else {**found, "next_total": found["sum"]}
+        result = {"sum": feed["total"] + feed["x"]}
+        return result if feed["x"][0, 0] > 100 else {**result, "next_total": result["sum"]}
 
 
 @KINDS
 def test_a_state_that_process_does_not_return_stays(workers):
     with served(workers, SilentOp("tally", RequestOp()), batch_size=1) as server:
         answers = talk(server, ("a start", 1), ("a", 200), ("a end", 3))
-    assert [each["sum"] for each in answers] == [[[1]], [[201]], [[4]]]
+    assert [answer["sum"] for answer in answers] == [[[1]], [[201]], [[4]]]
 
 
 @KINDS
@@ -162,7 +162,7 @@ def test_a_state_that_is_listed_as_output_is_returned(workers):
     op = TallyOp("tally", RequestOp(), fetch_list=["sum", "next_total"])
     with served(workers, op) as server:
         answers = talk(server, ("a start", 1), ("a end", 2))
-    assert [each["next_total"] for each in answers] == [[[1]], [[3]]]
+    assert [answer["next_total"] for answer in answers] == [[[1]], [[3]]]
 
 
 class TextOp(TallyOp):
@@ -173,18 +173,18 @@ class TextOp(TallyOp):
 
 
 @KINDS
-def test_a_state_of_text_begins_empty_or_as_its_file_says(workers, tmp_path):
+def test_a_text_state_starts_empty_or_with_its_file(workers, tmp_path):
     state = {**TOTAL, "data_type": "TYPE_STRING"}
     file = tmp_path / "begin"
     file.write_bytes(b"\x02\x00\x00\x00>>")
-    said = {**state, "initial_state": {"name": "begin", "data_file": str(file)}}
-    for declared, first in ((state, "1"), (said, ">>1")):
+    fields = {**state, "initial_state": {"name": "begin", "data_file": str(file)}}
+    for declared, first in ((state, "1"), (fields, ">>1")):
         with served(workers, TextOp("tally", RequestOp()), (declared,)) as server:
             answers = talk(server, ("a start", 1), ("a end", 2))
-        assert [each["sum"] for each in answers] == [[[first]], [[first + "2"]]]
+        assert [answer["sum"] for answer in answers] == [[[first]], [[first + "2"]]]
 
 
-def test_a_state_begins_as_its_file_says(tmp_path):
+def test_a_state_starts_with_the_contents_of_its_file(tmp_path):
     (tmp_path / "begin.bin").write_bytes(np.array([7, 8], "<i8").tobytes())
     initial = {"name": "x", "data_type": "TYPE_INT64", "dims": [1]}
     state = {**TOTAL, "initial_state": {**initial, "data_file": str(tmp_path / "begin.bin")}}
@@ -211,7 +211,7 @@ class SkippingOp(TallyOp):
 
 
 @KINDS
-def test_who_begins_with_an_error_has_nothing_of_who_had_the_slot(workers):
+def test_a_sequence_after_an_error_has_no_state_of_the_previous_one(workers):
     with served(workers, SkippingOp("tally", RequestOp()), batch_size=1) as server:
         answers = talk(server, ("a start", 5), ("a start", 0), ("a end", 2))
     assert answers[2]["sum"] == [[2]]
@@ -243,7 +243,7 @@ def test_the_requests_may_be_along_another_axis():
     state = {**TOTAL, "dims": [2], "batch_axis": 1}
     with served("thread", AcrossOp("tally", RequestOp()), (state,)) as server:
         answers = talk(server, ("a start", 1), ("b start", 10), ("a end", 2), ("b end", 20))
-    assert [each["sum"] for each in answers] == [[[1]], [[10]], [[3]], [[30]]]
+    assert [answer["sum"] for answer in answers] == [[[1]], [[10]], [[3]], [[30]]]
 
 
 class SingleOp(TallyOp):
@@ -253,11 +253,11 @@ class SingleOp(TallyOp):
         return {"sum": kept.reshape(-1, 1), "next_total": kept}
 
 
-def test_without_such_an_axis_each_request_runs_alone():
+def test_without_a_batch_axis_each_request_runs_alone():
     state = {**TOTAL, "batch_axis": -1}
     with served("thread", SingleOp("tally", RequestOp()), (state,)) as server:
         answers = talk(server, ("a start", 1), ("b start", 10), ("a end", 2), ("b end", 20))
-    assert [each["sum"] for each in answers] == [[[1]], [[10]], [[3]], [[30]]]
+    assert [answer["sum"] for answer in answers] == [[[1]], [[10]], [[3]], [[30]]]
 
 
 class LargeOp(TallyOp):
@@ -268,7 +268,7 @@ class LargeOp(TallyOp):
         return {"sum": kept[:, -1:], "next_total": kept}
 
 
-def test_nothing_of_a_state_leaves_its_process(monkeypatch):
+def test_a_state_never_leaves_its_process(monkeypatch):
     """Counted are the bytes on the sockets, both ways; the answers have no state either."""
     passed = []
     feed, send = Unframer.feed, Link.send
@@ -282,7 +282,7 @@ def test_nothing_of_a_state_leaves_its_process(monkeypatch):
     assert answers == [{"sum": [[total]]} for total in (1, 2, 4, 6, 9)]
 
 
-def test_ops_of_a_graph_have_states_of_their_own():
+def test_ops_of_a_graph_have_separate_states():
     class SecondOp(TallyOp):
         def preprocess(self, input_dicts):
             return {"x": np.array(input_dicts["tally"]["sum"])}
@@ -293,4 +293,4 @@ def test_ops_of_a_graph_have_states_of_their_own():
     keys = {"sequence": {"strategy": "oldest", "state": [TOTAL]}, "batch_size": 2}
     with server_for(second, op={"tally": keys, "second": keys}) as server:
         answers = talk(server, ("a start", 1), ("a", 2), ("a end", 3))
-    assert [each["sum"] for each in answers] == [[[1]], [[4]], [[10]]]
+    assert [answer["sum"] for answer in answers] == [[[1]], [[4]], [[10]]]

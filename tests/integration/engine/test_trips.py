@@ -115,7 +115,7 @@ class Convoys(FullScheduler):
 
 
 @on_loop
-async def test_an_op_whose_scheduler_takes_convoys_runs_on_its_own(monkeypatch):
+async def test_an_op_whose_scheduler_accepts_convoys_runs_alone(monkeypatch):
     monkeypatch.setattr(registry, "_registered", {})
     registry.register("schedulers", "convoys", Convoys)
     config = {"op": {name: {"batching": "convoys"} for name in "ab"}}
@@ -137,7 +137,7 @@ async def test_apart_each_op_runs_on_its_own():
 
 
 @on_loop
-async def test_an_op_that_says_so_keeps_its_own_thread():
+async def test_an_op_without_fuse_runs_in_its_own_thread():
     seen = []
 
     def act(op, x):
@@ -155,7 +155,7 @@ async def test_an_op_that_says_so_keeps_its_own_thread():
 
 
 @on_loop
-async def test_an_op_with_a_database_connection_of_its_thread_goes_on_working():
+async def test_an_op_with_a_thread_bound_connection_works():
     class Reads(Calls):
         def init_op(self):
             self.db = sqlite3.connect(":memory:")
@@ -176,7 +176,7 @@ class Holder:
 
 
 @on_loop
-async def test_a_connection_that_another_object_of_the_op_holds_is_found():
+async def test_a_connection_held_by_another_object_is_detected():
     class Reads(Calls):
         def init_op(self):
             self.store = Holder()
@@ -191,7 +191,7 @@ async def test_a_connection_that_another_object_of_the_op_holds_is_found():
 
 
 @on_loop
-async def test_an_op_whose_module_keeps_something_for_each_thread_goes_by_itself(monkeypatch):
+async def test_an_op_whose_module_has_thread_locals_is_in_no_group(monkeypatch):
     monkeypatch.setitem(globals(), "OF_A_THREAD", threading.local())
 
     class Elsewhere(Op):
@@ -205,7 +205,7 @@ async def test_an_op_whose_module_keeps_something_for_each_thread_goes_by_itself
 
 
 @on_loop
-async def test_an_op_that_fails_with_a_connection_it_got_later_goes_by_itself():
+async def test_an_op_that_fails_with_a_later_connection_leaves_the_group():
     class Reads(Calls):
         def preprocess(self, input_dicts, data_id=0, log_id=0):
             x = next(iter(input_dicts.values()))["x"]
@@ -228,7 +228,7 @@ async def test_an_op_that_fails_with_a_connection_it_got_later_goes_by_itself():
 
 
 @on_loop
-async def test_what_an_op_sets_in_its_context_no_other_sees():
+async def test_a_context_variable_of_an_op_is_not_visible_to_others():
     variable = contextvars.ContextVar("variable", default="none")
     seen = []
 
@@ -250,8 +250,8 @@ async def test_what_an_op_sets_in_its_context_no_other_sees():
 
 
 @on_loop
-async def test_what_preprocess_stores_is_there_in_postprocess_of_the_same_request():
-    class Keeps(Op):
+async def test_attributes_of_preprocess_are_present_in_postprocess_of_the_request():
+    class StoresAttribute(Op):
         def preprocess(self, input_dicts, data_id=0, log_id=0):
             self.x = next(iter(input_dicts.values()))["x"]
             return {"x": "unused"}
@@ -260,7 +260,9 @@ async def test_what_preprocess_stores_is_there_in_postprocess_of_the_same_reques
             return {"x": self.x}
 
     config = {"op": {name: {"concurrency": 2, "batch_size": 4} for name in "abc"}}
-    async with serving(chain(Keeps, Keeps, Keeps), **config) as server:
+    async with serving(
+        chain(StoresAttribute, StoresAttribute, StoresAttribute), **config
+    ) as server:
         answers = await asyncio.gather(*(ask(server, str(number)) for number in range(200)))
         assert [value_of(answer) for answer in answers] == [str(n) for n in range(200)]
 
@@ -287,7 +289,7 @@ class Join(Calls):
 
 
 @on_loop
-async def test_what_waits_at_an_op_reaches_those_it_stands_for_when_that_one_is_bound():
+async def test_waiting_requests_of_a_busy_op_reach_the_join():
     hangs = Hangs()
     read = RequestOp()
     sides = [Calls(name=name, input_ops=[read]) for name in "ab"]
@@ -368,7 +370,7 @@ async def test_the_leader_itself_may_hang():
 
 
 @on_loop
-async def test_what_was_about_to_go_to_workers_that_all_hang_by_then_ends(monkeypatch):
+async def test_requests_for_workers_that_all_hang_end_with_an_error(monkeypatch):
     monkeypatch.setattr(threads, "_MAX_STUCK", 0)
     hangs = Hangs()
     async with serving(chain(Calls, a=lambda op, x: hangs(x)), is_fused=False) as server:
@@ -382,7 +384,7 @@ async def test_what_was_about_to_go_to_workers_that_all_hang_by_then_ends(monkey
         others = [asyncio.create_task(ask(server, str(x))) for x in range(2)]
         await asyncio.sleep(0)
         assert len(node.shortcut._waiting) == 2  # until this round of the loop ends
-        ((worker, run),) = [(each, each.job) for each in node.workers.busy()]
+        ((worker, run),) = [(item, item.job) for item in node.workers.busy()]
         node._give_up(worker, run)
         for other in others:
             assert "all workers hang" in (await asyncio.wait_for(other, PATIENCE_S)).err_msg
@@ -390,7 +392,7 @@ async def test_what_was_about_to_go_to_workers_that_all_hang_by_then_ends(monkey
 
 
 @on_loop
-async def test_an_op_all_of_whose_workers_hang_says_so_and_the_one_before_it_works(monkeypatch):
+async def test_an_op_whose_workers_all_hang_reports_it_and_the_previous_op_works(monkeypatch):
     monkeypatch.setattr(threads, "_MAX_STUCK", 2)
     hangs = Hangs()
     config = {"op": {"b": {"timeout": 50}}}
@@ -439,8 +441,8 @@ async def test_the_log_names_the_request_that_user_code_failed_on(kind, capfd):
 @pytest.mark.parametrize("kind", [Calls, Processes])
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 @on_loop
-async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, name, kind, when):
-    was_taken, found = threading.Event(), []
+async def test_a_step_may_be_removed_at_its_start_and_end(monkeypatch, name, kind, when):
+    was_taken, collected = threading.Event(), []
     perform, part = threads.ThreadWorker.perform, threads.ThreadPool.part
 
     def performed(worker, run, clock_ns):
@@ -469,7 +471,7 @@ async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, 
     def parted(pool, one):
         taken = part(pool, one)
         if taken is not None:
-            found.append(taken)
+            collected.append(taken)
             was_taken.set()
         return taken
 
@@ -481,14 +483,14 @@ async def test_a_step_may_be_taken_out_as_it_begins_and_as_it_ends(monkeypatch, 
             for worker in node.workers.pool.workers:
                 worker.visit = visiting(worker)
         assert value_of(await asyncio.wait_for(ask(server), PATIENCE_S)) == "1"
-        assert found
+        assert collected
         assert value_of(await asyncio.wait_for(ask(server, "2"), PATIENCE_S)) == "2"
         busy = [(op.running, op.workers.busy) for op in server.executor.state().ops]
         assert busy == [(0, 0)] * 3
 
 
 @on_loop
-async def test_a_request_that_is_cancelled_in_the_middle_goes_no_further():
+async def test_a_request_cancelled_within_a_trip_stops():
     hangs, later = Hangs(), []
     last = chain(Calls, Calls, Calls, b=hangs, c=lambda op, x: later.append(x))
     async with serving(last) as server:
@@ -502,7 +504,7 @@ async def test_a_request_that_is_cancelled_in_the_middle_goes_no_further():
 
 
 @on_loop
-async def test_a_deadline_that_passes_in_the_middle_is_kept():
+async def test_a_deadline_within_a_trip_is_met():
     hangs, later = Hangs(), []
     last = chain(Calls, Calls, Calls, b=hangs, c=lambda op, x: later.append(x))
     async with serving(last) as server:
@@ -514,7 +516,7 @@ async def test_a_deadline_that_passes_in_the_middle_is_kept():
 
 
 @on_loop
-async def test_a_server_that_stops_does_not_wait_for_what_hangs():
+async def test_a_stopping_server_does_not_wait_for_hanging_ops():
     hangs = Hangs()
     async with serving(chain(Calls, Calls, b=hangs), stop_grace_period=50) as server:
         tasks = [asyncio.create_task(ask(server, "hang")) for _ in range(5)]
@@ -526,7 +528,7 @@ async def test_a_server_that_stops_does_not_wait_for_what_hangs():
 
 
 @on_loop
-async def test_a_request_for_an_op_whose_worker_is_borrowed_gets_its_turn():
+async def test_a_request_for_an_op_with_a_borrowed_worker_runs():
     hangs = Hangs()
     async with serving(chain(Calls, Calls, Calls, b=hangs)) as server:
         under_way = asyncio.create_task(ask(server, "hang"))
@@ -541,7 +543,7 @@ async def test_a_request_for_an_op_whose_worker_is_borrowed_gets_its_turn():
 
 
 @on_loop
-async def test_a_request_for_the_first_op_alone_goes_no_further():
+async def test_a_request_of_the_first_op_only_stops_after_it():
     later = []
     last = chain(Calls, Calls, b=lambda op, x: later.append(x))
     async with serving(last) as server:
@@ -575,9 +577,9 @@ async def test_a_copy_of_an_op_is_never_in_two_threads(concurrency):
 async def test_the_dicts_of_two_readers_are_two():
     class Changes(Calls):
         def preprocess(self, input_dicts, data_id=0, log_id=0):
-            ((_, got),) = input_dicts.items()
-            got["x"] += self.name
-            return got
+            ((_, result),) = input_dicts.items()
+            result["x"] += self.name
+            return result
 
     read = RequestOp()
     top = Calls(name="top", input_ops=[read])
@@ -589,7 +591,7 @@ async def test_the_dicts_of_two_readers_are_two():
         assert value_of(await ask(server)) == "1a|1b|1c|1"
 
 
-def test_the_statistics_are_those_of_ops_that_run_apart():
+def test_statistics_equal_those_of_separate_ops():
     def act(op, x):
         if x == "7":
             raise ValueError(x)
@@ -609,7 +611,7 @@ def test_the_statistics_are_those_of_ops_that_run_apart():
 @pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize("kinds", [(Calls,), (Calls, Calls), (Calls, Processes)])
 @on_loop
-async def test_who_asks_for_another_model_is_told_how_long_its_stages_took(kinds, is_fused):
+async def test_a_caller_of_another_model_gets_the_times_of_its_stages(kinds, is_fused):
     async with serving(chain(*kinds), is_fused=is_fused) as server:
         begun = []
 
@@ -626,16 +628,16 @@ async def test_who_asks_for_another_model_is_told_how_long_its_stages_took(kinds
 
 @pytest.mark.parametrize("is_fused", [True, False])
 @on_loop
-async def test_the_journal_tells_what_ran_in_one_go(is_fused):
+async def test_the_journal_marks_ops_of_one_trip(is_fused):
     spans = []
 
-    class Keeps:
+    class StoresAttribute:
         def notify(self, rows, requests):
             spans.append(rows)
 
     async with serving(chain(Calls, Processes, Calls), is_fused=is_fused) as server:
         journal = server.executor._observers.journal
-        journal.sinks.append(Keeps())
+        journal.sinks.append(StoresAttribute())
         for number in range(5):
             await ask(server, str(number))
         journal.flush()
@@ -646,7 +648,7 @@ async def test_the_journal_tells_what_ran_in_one_go(is_fused):
 
 @pytest.mark.usefixtures("steps_may_last")
 @on_loop
-async def test_a_step_without_an_idle_worker_waits_for_one_and_the_others_go_op_by_op():
+async def test_a_step_without_an_idle_worker_waits_and_the_others_run_separately():
     seen, taken, nodes = [], [], {}
 
     def act(op, x):
@@ -681,8 +683,8 @@ async def test_a_busy_server_takes_each_op_with_process_by_itself():
     async with serving(chain(Calls, Processes, a=act, b=act), **config) as server:
         await ask(server, "alone")
         assert seen == {("a", "pipeline-a"): 1, ("b", "pipeline-a"): 1}
-        asked = [asyncio.create_task(ask(server, str(number))) for number in range(4)]
-        assert [value_of(await each) for each in asked] == list("0123")
+        task = [asyncio.create_task(ask(server, str(number))) for number in range(4)]
+        assert [value_of(await item) for item in task] == list("0123")
     assert seen["b", "pipeline-b"] >= 2
 
 
@@ -737,7 +739,7 @@ def between(*kinds, unpacks=None, packs=None, **acts):
 @pytest.mark.usefixtures("steps_may_last")
 @pytest.mark.parametrize("kinds", [[Calls], [Calls, Processes]])
 @on_loop
-async def test_a_users_unpack_and_pack_run_in_the_same_thread_as_the_ops(kinds):
+async def test_a_users_unpack_and_pack_run_in_the_thread_of_the_ops(kinds):
     threads, log_ids = [], []
 
     def act(op, x):
@@ -760,19 +762,19 @@ async def test_a_users_unpack_and_pack_run_in_the_same_thread_as_the_ops(kinds):
 @pytest.mark.usefixtures("steps_may_last")
 @pytest.mark.parametrize("kinds", [[Calls], [Calls, Calls]])
 @on_loop
-async def test_the_journal_tells_a_trip_with_unpack_and_pack_as_any_other(kinds):
-    told = []
+async def test_the_journal_of_a_trip_with_unpack_and_pack_equals_a_separate_run(kinds):
+    reported = []
     for is_quick in (True, False):
         async with quick_server(between(*kinds), is_quick) as server:
             for _ in range(3):
                 await ask(server)
-            told.append(counted(server))
-    assert told[0] == told[1]
+            reported.append(counted(server))
+    assert reported[0] == reported[1]
 
 
 @pytest.mark.usefixtures("steps_may_last")
 @on_loop
-async def test_a_filter_that_looks_at_what_was_unpacked_does_so_on_the_loop(monkeypatch):
+async def test_a_filter_of_unpacked_data_runs_on_the_loop(monkeypatch):
     looked = []
 
     class Looks(Filter):

@@ -20,7 +20,7 @@ TRACE = f"traceparent: 00-{TRACE_ID}-00f067aa0ba902b7-01"
 BODY = b'{"key": ["x"], "value": ["1"]}'
 
 
-def test_the_fields_are_those_of_the_gateway():
+def test_the_fields_equal_those_of_the_gateway():
     source = ROOT / "pipeline" / "gateway" / "internal" / "accesslog" / "accesslog.go"
     theirs = re.findall(r'^\t\{"(\w+)", "([^"]+)", func', source.read_text(), re.MULTILINE)
     assert [(field.name, field.form) for field in FIELDS] == theirs
@@ -50,22 +50,22 @@ def log_of(folder: Path) -> str:
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
-    found = map(json.loads, log_of(folder).splitlines())
-    return [line for line in found if line["message"] == "request"]
+    document = map(json.loads, log_of(folder).splitlines())
+    return [line for line in document if line["message"] == "request"]
 
 
-def asked(server, *raw: bytes) -> None:
-    for each in raw:
+def send(server, *raw: bytes) -> None:
+    for item in raw:
         with Connection(server.http_port) as connection:
-            connection.send(each)
+            connection.send(item)
             connection.answer()
 
 
 @pytest.mark.parametrize("edge", ["embedded", "gateway"])
-def test_both_edges_tell_of_the_same_requests(edge, gateway_binary, tmp_path):
+def test_both_edges_log_the_same_requests(edge, gateway_binary, tmp_path):
     log = {"request_sample": 1, "format": "json"}
     with server_for(chain("a"), name="s", edge=edge, log=log) as server:
-        asked(
+        send(
             server,
             request(BODY, TRACE, path="/s/prediction?token=secret"),
             request(BODY, TRACE, "Accept: text/event-stream", path="/s/prediction"),
@@ -77,9 +77,9 @@ def test_both_edges_tell_of_the_same_requests(edge, gateway_binary, tmp_path):
             client.predict({"x": "1"})
             assert list(client.predict_stream({"x": "1"}))
         wait_until(lambda: len(lines(tmp_path)) == 7)
-    found = lines(tmp_path)
+    result = lines(tmp_path)
     assert "secret" not in log_of(tmp_path)
-    assert [(line["action"], line["status"]) for line in found] == [
+    assert [(line["action"], line["status"]) for line in result] == [
         ("POST /s/prediction HTTP/1.1", "200"),
         ("POST /s/prediction HTTP/1.1", "200"),
         ("POST /s/prediction HTTP/1.1", "400"),
@@ -88,14 +88,14 @@ def test_both_edges_tell_of_the_same_requests(edge, gateway_binary, tmp_path):
         (f"/{SERVICE}/inference", "OK"),
         (f"/{SERVICE}/inference_stream", "OK"),
     ]
-    assert [line["trace_id"] for line in found[:3]] == [TRACE_ID, TRACE_ID, ""]
-    assert all(str(line["address"]).startswith("127.0.0.1:") for line in found)
-    assert all(int(str(line["bytes"])) > 0 for line in found)
+    assert [line["trace_id"] for line in result[:3]] == [TRACE_ID, TRACE_ID, ""]
+    assert all(str(line["address"]).startswith("127.0.0.1:") for line in result)
+    assert all(int(str(line["bytes"])) > 0 for line in result)
 
 
 @pytest.mark.parametrize("edge", ["embedded", "gateway"])
 @pytest.mark.parametrize("more", [(), ("Accept: text/event-stream",)], ids=["lane", "routes"])
-def test_a_caller_who_left_is_told_of(edge, more, holds, gateway_binary, tmp_path):
+def test_a_disconnected_client_is_logged(edge, more, holds, gateway_binary, tmp_path):
     log = {"request_sample": 1, "format": "json"}
     with server_for(holds, name="s", edge=edge, log=log) as server:
         with Connection(server.http_port) as connection:
@@ -106,7 +106,7 @@ def test_a_caller_who_left_is_told_of(edge, more, holds, gateway_binary, tmp_pat
     assert [line["status"] for line in lines(tmp_path)] == ["499"]
 
 
-def test_without_a_sample_nothing_is_told(tmp_path):
+def test_without_a_sample_no_request_is_logged(tmp_path):
     with server_for(chain("a"), name="s") as server:
-        asked(server, request(BODY, path="/s/prediction"))
+        send(server, request(BODY, path="/s/prediction"))
     assert "HTTP/1.1" not in log_of(tmp_path)

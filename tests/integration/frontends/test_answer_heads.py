@@ -23,14 +23,14 @@ class Find(Op):
 
     def preprocess(self, input_dicts):
         (fields,) = input_dicts.values()
-        asked = fields.get("asked") or fields["prompt"]
-        if asked == "plain":
+        field = fields.get("asked") or fields["prompt"]
+        if field == "plain":
             return {"text": "found"}
-        if asked == "failed":
+        if field == "failed":
             raise ProductError(51, "not found")
-        if asked == "odd":
+        if field == "odd":
             return Answer({"text": object()}, status=201, headers={"Location": "/faces/1"})
-        status = int(asked)
+        status = int(field)
         if status < 300:
             return Answer({"text": "made"}, status=status, headers={"Location": "/faces/1"})
         raise ProductError(52, "no", status=status, headers={"Retry-After": "7"})
@@ -41,9 +41,9 @@ class Feeds(Find):
 
     def preprocess(self, input_dicts):
         (fields,) = input_dicts.values()
-        asked = fields.get("asked") or fields["prompt"]
-        if asked == "feed":
-            return {"text": asked}
+        field = fields.get("asked") or fields["prompt"]
+        if field == "feed":
+            return {"text": field}
         return super().preprocess(input_dicts), True, None, ""  # process is not for these
 
     def process(self, feed_batch):
@@ -135,27 +135,27 @@ EVERY = [*OF_PAIRS, api, api_as_events, openai, openai_as_events]
 
 @pytest.mark.parametrize("door", EVERY)
 @pytest.mark.parametrize("status", [404, 422, 429, 503])
-def test_an_error_has_the_status_and_the_headers_that_it_says(server, door, status):
-    got, headers, body = door(server, str(status))
-    assert (got, headers["retry-after"]) == (status, "7")
-    said = json.loads(body)
+def test_an_error_has_its_status_and_headers(server, door, status):
+    result, headers, body = door(server, str(status))
+    assert (result, headers["retry-after"]) == (status, "7")
+    document = json.loads(body)
     if door in OF_PAIRS:
-        assert (said["err_no"], said["err_msg"]) == (52, "no")
+        assert (document["err_no"], document["err_msg"]) == (52, "no")
     else:
-        assert said["error"]["message"] == "no"
+        assert document["error"]["message"] == "no"
 
 
 @pytest.mark.parametrize("door", WHOLE)
-def test_an_answer_has_the_status_and_the_headers_that_it_says(server, door):
-    got, headers, body = door(server, "201")
-    assert (got, headers["location"]) == (201, "/faces/1")
+def test_an_answer_has_its_status_and_headers(server, door):
+    result, headers, body = door(server, "201")
+    assert (result, headers["location"]) == (201, "/faces/1")
     assert b"made" in body
 
 
 @pytest.mark.parametrize("door", EVERY)
-def test_an_error_that_says_nothing_is_answered_as_before(server, door):
-    got, headers, body = door(server, "failed")
-    assert got == (200 if door in OF_PAIRS else 400)
+def test_an_error_without_a_status_is_answered_as_before(server, door):
+    result, headers, body = door(server, "failed")
+    assert result == (200 if door in OF_PAIRS else 400)
     assert headers["retry-after"] is None
     assert b"not found" in body
     assert door(server, "plain")[0] == 200, "nothing is left of the requests before"
@@ -163,20 +163,20 @@ def test_an_error_that_says_nothing_is_answered_as_before(server, door):
 
 @pytest.mark.parametrize("door", [api, api_as_events, openai])
 def test_an_answer_that_cannot_be_written_has_the_status_of_the_error(server, door):
-    got, headers, body = door(server, "odd")
-    assert (got, headers["location"]) == (500, None)
+    result, headers, body = door(server, "odd")
+    assert (result, headers["location"]) == (500, None)
     assert "error" in json.loads(body)
 
 
 @pytest.mark.parametrize("door", [api, api_as_events, openai, openai_as_events])
-def test_an_error_that_goes_by_a_response_op_is_what_it_was(own_response, door):
-    got, _, body = door(own_response, "feed")
-    assert got == 500, body
-    got, headers, body = door(own_response, "429")
-    assert (got, headers["retry-after"]) == (429, "7")
+def test_an_error_that_passes_a_response_op_is_unchanged(own_response, door):
+    result, _, body = door(own_response, "feed")
+    assert result == 500, body
+    result, headers, body = door(own_response, "429")
+    assert (result, headers["retry-after"]) == (429, "7")
     assert json.loads(body)["error"]["message"] == "no"
-    got, headers, body = door(own_response, "odd")
-    assert (got, headers["location"]) == (500, None)
+    result, headers, body = door(own_response, "odd")
+    assert (result, headers["location"]) == (500, None)
     assert door(own_response, "plain")[0] == 200, "nothing is left of the requests before"
 
 
@@ -196,16 +196,16 @@ def test_grpc_has_a_code_to_match(server, status, code):
         called(server, str(status))
     error = caught.value
     assert (error.code().name, error.details()) == (code, "no")
-    told = dict(error.trailing_metadata())
-    assert (told["pipeline-err-no"], told["pipeline-status"]) == ("52", str(status))
-    assert told["retry-after"] == "7"
+    reported = dict(error.trailing_metadata())
+    assert (reported["pipeline-err-no"], reported["pipeline-status"]) == ("52", str(status))
+    assert reported["retry-after"] == "7"
 
 
 def test_an_answer_over_grpc_has_its_headers_behind_it(server):
     response, call = called(server, "201")
-    told = dict(call.trailing_metadata())
-    assert (list(response.value), told["pipeline-status"]) == (["made"], "201")
-    assert told["location"] == "/faces/1"
+    reported = dict(call.trailing_metadata())
+    assert (list(response.value), reported["pipeline-status"]) == (["made"], "201")
+    assert reported["location"] == "/faces/1"
     assert called(server, "failed")[0].err_no == 51
 
 

@@ -78,30 +78,32 @@ def test_by_http(server):
         server, body, **{"X-User": "anna", "Accept": "*/*", "Grpc-Timeout": "20S"}
     )
     assert (status, answer["err_msg"]) == (200, "")
-    said = json.loads(answer["value"][0])
-    assert said == NOTHING | {"headers": {"x-user": "anna"}, "seconds": 20}
+    document = json.loads(answer["value"][0])
+    assert document == NOTHING | {"headers": {"x-user": "anna"}, "seconds": 20}
 
 
 def test_by_http_in_a_large_request(door):
     body = {"key": ["x"], "value": ["1" * 300_000]}
     _, answer = post(door, body, **{"X-User": "anna"})
-    said = json.loads(answer["value"][0])
-    assert said == NOTHING | {"headers": {"x-user": "anna"}, "seconds": 60}
+    document = json.loads(answer["value"][0])
+    assert document == NOTHING | {"headers": {"x-user": "anna"}, "seconds": 60}
 
 
 @pytest.mark.parametrize(("size", "handed_over"), [(1, 0), (20_000, 1)])
-def test_by_the_link_of_a_gateway_or_its_door_for_more_than_that_takes(gateway, size, handed_over):
+def test_headers_pass_the_link_of_a_gateway_or_its_http_port_if_they_are_long(
+    gateway, size, handed_over
+):
     body = {"key": ["x"], "value": ["1"]}
-    said = {"X-User": "anna", "X-User-B": "1" * size, "Cookie": "secret", "Grpc-Timeout": "20S"}
-    before = left_to_the_door(gateway)
-    status, answer = post(gateway, body, **said)
+    fields = {"X-User": "anna", "X-User-B": "1" * size, "Cookie": "secret", "Grpc-Timeout": "20S"}
+    before = handed_over_requests(gateway)
+    status, answer = post(gateway, body, **fields)
     assert (status, answer["err_msg"]) == (200, "")
-    told = {"x-user": "anna", "x-user-b": "1" * size}
-    assert json.loads(answer["value"][0]) == NOTHING | {"headers": told, "seconds": 20}
-    assert left_to_the_door(gateway) - before == handed_over
+    reported = {"x-user": "anna", "x-user-b": "1" * size}
+    assert json.loads(answer["value"][0]) == NOTHING | {"headers": reported, "seconds": 20}
+    assert handed_over_requests(gateway) - before == handed_over
 
 
-def left_to_the_door(gateway):
+def handed_over_requests(gateway):
     """Requests whose headers its link did not take."""
     with urllib.request.urlopen(f"http://127.0.0.1:{gateway.http_port}/metrics") as metrics:
         counted = re.findall(rb'handed_over_total{reason="metadata"} (\d+)', metrics.read())
@@ -113,8 +115,8 @@ def test_by_grpc(door):
         call = channel.unary_unary(METHOD, Request.SerializeToString, Response.FromString)
         metadata = (("x-user", "anna"), ("other", "1"))
         answer = call(Request(key=["x"], value=["1"]), timeout=20, metadata=metadata)
-    said = json.loads(answer.value[0])
-    assert said == NOTHING | {"headers": {"x-user": "anna"}, "seconds": 20}
+    document = json.loads(answer.value[0])
+    assert document == NOTHING | {"headers": {"x-user": "anna"}, "seconds": 20}
 
 
 def test_by_v2_over_http(door):
@@ -122,8 +124,8 @@ def test_by_v2_over_http(door):
     body = {"id": "one", "parameters": PARAMETERS, "inputs": [x]}
     status, _, answer = http(door, "POST", "/v2/models/svc/infer", body, {"X-User": "anna"})
     assert status == 200, answer
-    said = json.loads(answer["outputs"][0]["data"][0])
-    assert said == SAID | {"headers": {"x-user": "anna"}, "seconds": 60}
+    document = json.loads(answer["outputs"][0]["data"][0])
+    assert document == SAID | {"headers": {"x-user": "anna"}, "seconds": 60}
 
 
 def test_by_v2_over_grpc(door):
@@ -139,11 +141,11 @@ def test_by_v2_over_grpc(door):
             INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
         )
         answer = call(message, timeout=20, metadata=(("x-user", "anna"),))
-    said = json.loads(answer.raw_output_contents[0][4:])
-    assert said == SAID | {"headers": {"x-user": "anna"}, "seconds": 20}
+    document = json.loads(answer.raw_output_contents[0][4:])
+    assert document == SAID | {"headers": {"x-user": "anna"}, "seconds": 20}
 
 
-def test_a_parameter_of_the_wrong_kind_is_refused_as_ever(server):
+def test_a_parameter_of_the_wrong_type_is_refused(server):
     x = {"name": "x", "datatype": "BYTES", "shape": [1], "data": ["1"]}
     body = {"parameters": {"sequence_start": "yes"}, "inputs": [x]}
     status, _, answer = http(server, "POST", "/v2/models/svc/infer", body)
@@ -151,7 +153,7 @@ def test_a_parameter_of_the_wrong_kind_is_refused_as_ever(server):
     assert "parameter 'sequence_start' must be a boolean" in answer["error"]
 
 
-def test_without_a_pattern_no_header_comes_along():
+def test_without_a_pattern_no_header_is_forwarded():
     last = Asking("a", Reading())
     with server_for(last) as server:
         _, answer = post(server, {"key": ["x"], "value": ["1"]}, **{"X-User": "anna"})

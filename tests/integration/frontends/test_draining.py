@@ -57,7 +57,7 @@ def test_a_descriptor_that_is_anothers_by_now_is_left_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "unix-abstract:pipeline-test-stops"])
-def test_who_still_accepts_at_a_listener_that_was_stopped_finds_nobody_and_no_error(host):
+def test_accepting_at_a_stopped_listener_finds_no_connection_and_no_error(host):
     """gRPC accepts until no caller is left, and logs an error if its descriptor does not listen."""
     sockets = grpc_sockets.GrpcSockets()
     with sockets.opening():
@@ -80,7 +80,7 @@ def is_made(caller: socket.socket) -> bool:
 
 
 @on_loop
-async def test_a_listener_that_is_about_to_close_lets_all_in_that_there_are_and_nobody_else():
+async def test_a_closing_listener_accepts_established_connections_only():
     with bind("127.0.0.1", 0, "http_port") as listener, connecting(port_of(listener)) as early:
         taking = asyncio.ensure_future(take_last(listener))
         await asyncio.sleep(0)
@@ -97,7 +97,7 @@ def port_of(listener: socket.socket) -> int:
     return int(listener.getsockname()[1])
 
 
-def test_a_port_is_shared_by_those_only_who_all_say_so():
+def test_a_port_is_shared_only_if_all_its_servers_share_it():
     with bind("127.0.0.1", 0, "http_port", is_shared=True) as first:
         port = port_of(first)
         for is_free in (bind, check_free, reserve):
@@ -178,7 +178,7 @@ class Peer:
 
 
 @on_loop
-async def test_a_door_that_drains_says_so_and_closes_connections_with_their_answers():
+async def test_a_draining_frontend_is_not_ready_and_closes_connections_with_their_answers():
     async with Door() as door:
         kept, probe = await door.connect(), await door.connect()
         assert CLOSE not in await kept.ask()
@@ -208,7 +208,7 @@ async def test_requests_that_were_sent_together_are_all_answered_before_the_conn
 
 
 @on_loop
-async def test_nobody_is_reset_whose_connection_was_made_or_whose_request_is_on_its_way():
+async def test_no_established_connection_is_reset_while_draining():
     async with Door() as door:
         kept = await door.connect()
         await kept.ask()
@@ -261,8 +261,8 @@ def test_a_server_that_drains_is_not_ready_and_serves_on():
             wait_until(lambda: http(service, "GET", "/health/ready")[0] == 503)
             assert http(service, "GET", "/v2/health/ready")[0] == 400
             health = health_pb2_grpc.HealthStub(channel)
-            found = health.Check(health_pb2.HealthCheckRequest(), timeout=30)
-            assert found.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            Check = health.Check(health_pb2.HealthCheckRequest(), timeout=30)
+            assert Check.status == health_pb2.HealthCheckResponse.NOT_SERVING
             assert client.predict({"path": "x"}).err_no == 0
             status, answer = post(service, BODY)
             assert (status, answer["err_no"]) == (200, 0)
@@ -275,7 +275,7 @@ def test_a_server_that_drains_is_not_ready_and_serves_on():
 
 
 @pytest.mark.usefixtures("grpc_is_up")
-def test_a_second_server_takes_over_the_ports_of_one_that_stops():
+def test_a_second_server_takes_over_the_ports_of_a_stopping_one():
     with server_for(chain("a"), reuse_port=True) as first:
         ports = {"rpc_port": first.rpc_port, "http_port": first.http_port}
         with pytest.raises(InitError, match="in use"):
@@ -288,7 +288,7 @@ def test_a_second_server_takes_over_the_ports_of_one_that_stops():
                 assert client.predict({}).value == ["b"]
 
 
-def test_looking_for_grpcs_sockets_leaves_those_of_others_as_they_are():
+def test_searching_for_grpcs_sockets_does_not_change_other_sockets():
     """With a default timeout Python makes each socket that it opens, and its twins, not wait."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(30.0)

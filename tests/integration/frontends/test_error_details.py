@@ -98,20 +98,20 @@ def posted(server, path, body, **headers):
 def pairs(server, how):
     status, body = posted(server, "/svc/prediction", {"key": ["how"], "value": [how]})
     assert status == 200
-    said = json.loads(body)
-    return said["err_no"], said["err_msg"]
+    document = json.loads(body)
+    return document["err_no"], document["err_msg"]
 
 
 def api(server, how):
     _, body = posted(server, "/api/svc", {"how": how})
-    said = json.loads(body)["error"]
-    return said["code"], said["message"]
+    document = json.loads(body)["error"]
+    return document["code"], document["message"]
 
 
 def events(server, how):
     _, body = posted(server, "/api/svc", {"how": how}, accept="text/event-stream")
-    said = json.loads(body)["error"]
-    return said["code"], said["message"]
+    document = json.loads(body)["error"]
+    return document["code"], document["message"]
 
 
 def v2(server, how):
@@ -131,33 +131,33 @@ DOORS = [pairs, api, events, v2, rpc]
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_callers_read_a_sentence_and_where_the_log_says_more(safe, door, caplog):
+def test_clients_get_a_sentence_with_a_reference_to_the_log(safe, door, caplog):
     with caplog.at_level(logging.ERROR):
         code, text = door(safe, "raises")
     assert code == 10000
-    found = re.search(SAFE, text)
-    assert found, text
+    match = re.search(SAFE, text)
+    assert match, text
     for word in (SECRET, "OSError", "Failing", "preprocess"):
         assert word not in text
     lines = [record.getMessage() for record in caplog.records]
-    assert any(SECRET in line and f"data_id={found[1]} " in line for line in lines), lines
+    assert any(SECRET in line and f"data_id={match[1]} " in line for line in lines), lines
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_callers_read_all_of_it_where_they_are_trusted(full, door):
+def test_trusted_clients_get_the_whole_error(full, door):
     code, text = door(full, "raises")
     assert code == 10000
     assert f"OSError: no such file: {SECRET}" in text
 
 
-def test_an_answer_that_cannot_be_packed_says_nothing_of_what_it_is(safe, caplog):
+def test_an_error_of_pack_does_not_reveal_the_answer(safe, caplog):
     with caplog.at_level(logging.ERROR):
         code, text = pairs(safe, "odd")
-    found = re.search(SAFE, text)
-    assert found, text
+    match = re.search(SAFE, text)
+    assert match, text
     assert code == 7000
     lines = [record.getMessage() for record in caplog.records]
-    assert any("'set'" in line and f"data_id={found[1]} " in line for line in lines), lines
+    assert any("'set'" in line and f"data_id={match[1]} " in line for line in lines), lines
 
 
 class Speaks(Op):
@@ -178,38 +178,38 @@ def combine(parts):
 
 
 @pytest.mark.parametrize("make", [OwnPack, lambda last: ResponseOp(last, combine=combine)])
-def test_the_log_names_the_request_whose_answer_user_code_could_not_make(make, tmp_path):
+def test_the_log_names_the_request_of_a_failed_pack(make, tmp_path):
     last = Speaks("speaks", RequestOp())
     safe = {"errors": {"details": "safe"}}
     with server_for(last, response_op=make(last), **safe) as server:
         _, text = pairs(server, "any")
-    found = re.search(SAFE, text)
-    assert found, text
+    match = re.search(SAFE, text)
+    assert match, text
     log = (tmp_path / "PipelineServingLogs/pipeline.log").read_text().splitlines()
     raised = [line for line in log if re.search(r"\] \w+ raised OSError", line)]
     assert len(raised) == 1
-    assert f"(data_id={found[1]}" in raised[0]
+    assert f"(data_id={match[1]}" in raised[0]
 
 
 @pytest.mark.parametrize("how", ["other"])
-def test_an_error_that_nobody_has_logged_is_logged_when_it_is_kept(safe, how, caplog):
+def test_an_error_that_was_not_logged_is_logged_when_it_is_hidden(safe, how, caplog):
     with caplog.at_level(logging.ERROR):
         code, text = pairs(safe, how)
-    found = re.search(SAFE, text)
-    assert found, text
-    assert any(f"data_id={found[1]} " in record.getMessage() for record in caplog.records)
+    match = re.search(SAFE, text)
+    assert match, text
+    assert any(f"data_id={match[1]} " in record.getMessage() for record in caplog.records)
     assert code != 0
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_what_its_caller_is_to_mend_is_told_in_full(safe, door):
+def test_a_client_error_is_returned_in_full(safe, door):
     code, text = door(safe, "product")
     assert code == 51
     assert "no face in the picture" in text
     assert "x is 3 wide, and has to be 4" in door(safe, "input")[1]
 
 
-def test_too_late_is_told_as_it_is(safe):
+def test_a_timeout_is_returned_in_full(safe):
     body = {"key": ["how"], "value": ["well"]}
     _, body = posted(safe, "/svc/prediction", body, **{"grpc-timeout": "0n"})
     assert json.loads(body)["err_no"] == 6000

@@ -77,8 +77,8 @@ def running(module_logs: None) -> Iterator[PipelineServer]:
 @pytest.fixture
 def target(running: PipelineServer) -> Iterator[Target]:
     """The server; after the test it must be well."""
-    with survives(running) as found:
-        yield found
+    with survives(running) as result:
+        yield result
 
 
 @pytest.fixture

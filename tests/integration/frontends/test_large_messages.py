@@ -62,7 +62,7 @@ class Kinds(Op):
 
 
 @pytest.mark.parametrize("is_thread_op", [True, False])
-def test_ops_get_bytes_and_arrays_of_their_own(is_thread_op):
+def test_ops_get_their_own_bytes_and_arrays(is_thread_op):
     made = PipelineServer("svc")
     made.set_response_op(ResponseOp(Kinds("kinds", RequestOp())))
     dag = {"is_thread_op": is_thread_op}
@@ -73,18 +73,18 @@ def test_ops_get_bytes_and_arrays_of_their_own(is_thread_op):
         ask = channel.unary_unary(INFERENCE, Request.SerializeToString, Response.FromString)
         for _ in range(2):
             answer = ask(Request(name="svc", tensors=tensors), timeout=60, wait_for_ready=True)
-            told = dict(zip(answer.key, answer.value, strict=True))
-            assert told == {"kinds": "ndarray bytes bytes", "n": str(2**15 + 2**17 + 1)}
+            reported = dict(zip(answer.key, answer.value, strict=True))
+            assert reported == {"kinds": "ndarray bytes bytes", "n": str(2**15 + 2**17 + 1)}
 
 
-def test_a_body_of_which_an_op_has_bytes_is_not_kept_beside_them(monkeypatch):
+def test_a_body_passed_to_an_op_as_bytes_is_released(monkeypatch):
     placed, begun, goes_on = [], threading.Event(), threading.Event()
     place = MemoryDomain.place
 
     def noting(self, size, aligned_at=0):
-        found = place(self, size, aligned_at)
-        placed.append(weakref.ref(found))
-        return found
+        result = place(self, size, aligned_at)
+        placed.append(weakref.ref(result))
+        return result
 
     class Waits(Op):
         def preprocess(self, input_dicts, data_id, log_id):
@@ -100,7 +100,7 @@ def test_a_body_of_which_an_op_has_bytes_is_not_kept_beside_them(monkeypatch):
         asked = pool.submit(post, made, bytes(2**21), "/api/svc", content_type="image/png")
         try:
             assert begun.wait(60)
-            wait_until(lambda: [each() is None for each in placed] == [True])
+            wait_until(lambda: [item() is None for item in placed] == [True])
         finally:
             goes_on.set()
         assert asked.result() == (200, b'{"n":"2097152"}')
@@ -145,39 +145,39 @@ def threads(monkeypatch):
     return seen
 
 
-def beside_the_loop(seen, *names):
+def check_outside_the_loop(seen, *names):
     """Each of them was called, and never by the thread of the event loop."""
     loops = [thread.name for thread in threading.enumerate() if "loop" in thread.name.lower()]
     assert set(names) <= {name for name, _ in seen}
     assert not {thread for _, thread in seen} & {*loops, "MainThread"}, seen
 
 
-def test_large_json_is_read_and_unpacked_beside_the_loop(server, threads):
+def test_large_json_is_parsed_and_unpacked_outside_the_loop(server, threads):
     status, answer = post(server, numbers(20_000))
     assert (status, json.loads(answer)["err_no"]) == (200, 0)
-    beside_the_loop(threads, "large_request_from_json", "_unpack_large")
+    check_outside_the_loop(threads, "large_request_from_json", "_unpack_large")
 
 
-def test_a_large_answer_is_packed_and_written_beside_the_loop(server, threads):
+def test_a_large_answer_is_packed_and_written_outside_the_loop(server, threads):
     body = json.dumps({"key": ["count"], "value": ["30000"]}).encode()
     status, answer = post(server, body)
     text = json.loads(answer)["value"][0]
     with np.printoptions(threshold=10**6):
         assert (status, text) == (200, repr(np.arange(30000) % 7))
-    beside_the_loop(threads, "_pack_large", "large_response_to_json")
+    check_outside_the_loop(threads, "_pack_large", "large_response_to_json")
 
 
-def test_large_messages_over_grpc_come_back_as_they_were(server, threads):
+def test_large_messages_over_grpc_are_returned_unchanged(server, threads):
     array = np.random.default_rng(0).random((300, 200)).astype("f4")
     message = Request(tensors=[codec.numpy_to_tensor("a", array)]).SerializeToString()
     with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
         answer = Response.FromString(channel.unary_unary(INFERENCE)(message, timeout=60))
     assert (answer.err_no, list(answer.key)) == (0, [])  # as text it would be too long
     np.testing.assert_array_equal(codec.decode_tensors(answer.tensors)["a"], array)
-    beside_the_loop(threads, "_unpack_large", "_pack_large", "to_wire")
+    check_outside_the_loop(threads, "_unpack_large", "_pack_large", "to_wire")
 
 
-def test_large_v2_requests_are_read_and_written_beside_the_loop(server, threads):
+def test_large_v2_requests_are_read_and_written_outside_the_loop(server, threads):
     array = np.random.default_rng(0).random(50_000).astype("f4")
     entry = {"name": "a", "datatype": "FP32", "shape": [array.size]}
     fields = {
@@ -185,10 +185,10 @@ def test_large_v2_requests_are_read_and_written_beside_the_loop(server, threads)
         "parameters": {"binary_data_output": True},
     }
     head = json.dumps(fields).encode()
-    told = {"Inference_Header_Content_Length": str(len(head))}
-    status, answer = post(server, head + array.tobytes(), "/v2/models/svc/infer", **told)
+    reported = {"Inference_Header_Content_Length": str(len(head))}
+    status, answer = post(server, head + array.tobytes(), "/v2/models/svc/infer", **reported)
     assert (status, answer[-array.nbytes :]) == (200, array.tobytes())
-    beside_the_loop(threads, "read_request", "write_response")
+    check_outside_the_loop(threads, "read_request", "write_response")
 
 
 def test_json_above_its_limit_is_refused_by_the_keys_name(server):
@@ -263,16 +263,18 @@ def test_more_text_than_allowed_is_refused_by_the_keys_name(server):
         with pytest.raises(grpc.RpcError) as caught:
             infer(message, timeout=60)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        asked = inference_v2_pb2.ModelInferRequest(model_name="svc")
-        asked.inputs.add(name="x", datatype="BYTES", shape=[TEXT_LIMIT + 1])
-        asked.raw_input_contents.append(b"\1\0\0\0A" * (TEXT_LIMIT + 1))
+        ModelInferRequest = inference_v2_pb2.ModelInferRequest(model_name="svc")
+        ModelInferRequest.inputs.add(name="x", datatype="BYTES", shape=[TEXT_LIMIT + 1])
+        ModelInferRequest.raw_input_contents.append(b"\1\0\0\0A" * (TEXT_LIMIT + 1))
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(f"/{SERVICE}/ModelInfer")(asked.SerializeToString(), timeout=60)
+            channel.unary_unary(f"/{SERVICE}/ModelInfer")(
+                ModelInferRequest.SerializeToString(), timeout=60
+            )
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "max_text_elements" in caught.value.details()
 
 
-def test_an_answer_above_the_limit_of_text_is_an_error_that_says_so(server):
+def test_an_answer_above_the_limit_of_text_is_an_error_with_the_limit(server):
     body = json.dumps({"key": ["count"], "value": ["200000"]}).encode()
     status, answer = post(server, body)
     fields = json.loads(answer)
@@ -301,7 +303,7 @@ def test_a_deadline_holds_while_the_message_is_read(server, monkeypatch):
     assert (status, json.loads(answer)["err_no"]) == (200, 6000)
 
 
-def test_a_deadline_while_the_pieces_of_a_body_are_joined_is_a_deadline(server, monkeypatch):
+def test_a_deadline_while_a_body_is_joined_is_a_timeout(server, monkeypatch):
     async def late(self, work, timeout_s=None):
         raise DeadlineError("too late")
 

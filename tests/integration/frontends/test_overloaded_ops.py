@@ -73,7 +73,7 @@ def status_at(path: str) -> int:
     return 429 if path.startswith("/v1") else 503
 
 
-def told(server: Any) -> Iterator[tuple[str, int, str | None]]:
+def replies_of(server: Any) -> Iterator[tuple[str, int, str | None]]:
     """(path, status, Retry-After) of a request at each path of the HTTP port."""
     for path, body in BODIES.items():
         status, headers, _ = http(server, "POST", path, body)
@@ -81,12 +81,12 @@ def told(server: Any) -> Iterator[tuple[str, int, str | None]]:
 
 
 @pytest.mark.parametrize("kind", [Full, FullBehind])
-def test_http_says_when_to_ask_again(kind, workers, edge):
+def test_http_has_retry_after(kind, workers, edge):
     with serving(kind("a", [RequestOp()]), edge, op={"a": {"workers": workers}}) as server:
-        assert list(told(server)) == [(path, status_at(path), "7") for path in BODIES]
+        assert list(replies_of(server)) == [(path, status_at(path), "7") for path in BODIES]
 
 
-def test_grpc_says_when_to_ask_again(workers, edge):
+def test_grpc_has_a_retry_pushback(workers, edge):
     with serving(Full("a", [RequestOp()]), edge, op={"a": {"workers": workers}}) as server:
         tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT64", shape=[1])
         tensor.contents.int64_contents.append(1)
@@ -102,4 +102,4 @@ def test_grpc_says_when_to_ask_again(workers, edge):
 def test_a_message_of_the_users_own_has_no_place_for_a_time(edge):
     op = Full("a", [RequestOp()])
     with serving(op, edge, Packs([op])) as server:
-        assert list(told(server)) == [(path, status_at(path), "1") for path in BODIES]
+        assert list(replies_of(server)) == [(path, status_at(path), "1") for path in BODIES]

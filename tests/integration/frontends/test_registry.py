@@ -38,7 +38,7 @@ class ShoutOp(Op):
 
 
 @pytest.fixture(autouse=True)
-def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def registered_frontends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install one, of the package of plug-ins, and register the other, as a script does."""
     for path in plugins.install(tmp_path):
         monkeypatch.syspath_prepend(path)
@@ -88,13 +88,13 @@ def test_a_frontend_may_add_routes_to_the_http_port(server: PipelineServer) -> N
         ({"lines": 7}, "frontends.lines: expected a mapping (key: value), found 7 (int)"),
     ],
 )
-def test_what_is_wrong_is_said_by_its_key(frontends: Any, told: str) -> None:
+def test_an_invalid_value_is_refused_with_its_key(frontends: Any, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(yml_dict={"rpc_port": 0, "frontends": frontends})
     assert told in str(caught.value)
 
 
-def test_options_that_nobody_reads_are_a_warning() -> None:
+def test_unused_options_are_a_warning() -> None:
     from line_frontend import LineFrontend
 
     config = load_config(

@@ -51,8 +51,8 @@ def over_grpc(server, fields):
     others = [codec.numpy_to_tensor(k, np.array([v])) for k, v in fields.items() if k not in said]
     message = Request(key=[*said], value=[*said.values()], tensors=others)
     with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
-        found = channel.unary_unary(INFERENCE)(message.SerializeToString(), timeout=30)
-    answer = Response.FromString(found)
+        result = channel.unary_unary(INFERENCE)(message.SerializeToString(), timeout=30)
+    answer = Response.FromString(result)
     if answer.err_no:
         return answer.err_no, answer.err_msg
     return {
@@ -95,7 +95,7 @@ def count_in(answer):
 
 
 @DOORS
-def test_a_sequence_goes_through_a_door(server, ask):
+def test_a_sequence_runs_over_each_frontend(server, ask):
     id = f"of {ask.__name__}"
     begun = ask(server, {"x": "1", "sequence_id": id, "sequence_start": "true"})
     assert count_in(begun) == 1
@@ -110,14 +110,16 @@ def test_a_sequence_goes_through_a_door(server, ask):
     [("7", "int 7"), ("007", "str 007"), ("-7", "str -7"), (str(2**64 - 1), f"int {2**64 - 1}")],
 )
 def test_text_that_is_a_number_is_the_number(server, id, expected):
-    found = over_http(server, {"sequence_id": id, "sequence_start": "True", "sequence_end": "True"})
-    assert expected in found["id"]
+    result = over_http(
+        server, {"sequence_id": id, "sequence_start": "True", "sequence_end": "True"}
+    )
+    assert expected in result["id"]
 
 
 @pytest.mark.parametrize("ask", [over_grpc, plain])
-def test_numbers_and_flags_may_come_as_such(server, ask):
-    found = ask(server, {"x": 1, "sequence_id": 9, "sequence_start": True, "sequence_end": True})
-    assert "int 9" in str(found["id"])
+def test_numbers_and_flags_may_be_typed(server, ask):
+    result = ask(server, {"x": 1, "sequence_id": 9, "sequence_start": True, "sequence_end": True})
+    assert "int 9" in str(result["id"])
 
 
 @DOORS
@@ -136,9 +138,9 @@ def test_numbers_and_flags_may_come_as_such(server, ask):
         ({"sequence_id": "a", "sequence_end": "2"}, 5000, "sequence_end must be true or false"),
     ],
 )
-def test_what_is_wrong_is_told(server, ask, said, code, text):
-    found = ask(server, {"x": "1", **said})
-    assert (found[0], text in found[1]) == (code, True), found
+def test_an_invalid_field_is_refused(server, ask, said, code, text):
+    result = ask(server, {"x": "1", **said})
+    assert (result[0], text in result[1]) == (code, True), result
 
 
 @DOORS
@@ -163,7 +165,7 @@ def sent(server, path, body, content_type):
 
 
 @pytest.mark.parametrize("kind", ["image/png", "application/octet-stream", "application/json"])
-def test_the_query_says_the_sequence_of_any_body(server, kind):
+def test_the_query_may_name_the_sequence(server, kind):
     body = b"{}" if kind == "application/json" else b"of bytes"
     path = f"/api/svc?sequence_id={kind}"
     assert sent(server, f"{path}&sequence_start=true", body, kind)["count"] == [1]
@@ -172,24 +174,24 @@ def test_the_query_says_the_sequence_of_any_body(server, kind):
         sent(server, path, body, kind)
 
 
-def test_a_form_says_its_sequence(server):
-    said = {"sequence_id": "form", "sequence_start": "true", "sequence_end": "true", "x": "1"}
+def test_a_form_may_name_its_sequence(server):
+    fields = {"sequence_id": "form", "sequence_start": "true", "sequence_end": "true", "x": "1"}
     part = '--B\r\nContent-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
-    body = "".join(part.format(*pair) for pair in said.items()) + "--B--\r\n"
-    found = sent(server, "/api/svc", body.encode(), "multipart/form-data; boundary=B")
-    assert found == {"count": [1], "id": ["str form"]}
+    body = "".join(part.format(*pair) for pair in fields.items()) + "--B--\r\n"
+    result = sent(server, "/api/svc", body.encode(), "multipart/form-data; boundary=B")
+    assert result == {"count": [1], "id": ["str form"]}
 
 
-def test_the_document_shows_where_sequences_are_said(server):
+def test_the_document_has_the_parameters_of_sequences(server):
     url = f"http://127.0.0.1:{server.http_port}/openapi.json"
     with urllib.request.urlopen(url, timeout=30) as reply:
         post = json.loads(reply.read())["paths"]["/api/svc"]["post"]
-    names = [each["name"] for each in post["parameters"]]
+    names = [item["name"] for item in post["parameters"]]
     assert names == ["sequence_id", "sequence_start", "sequence_end"]
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
-def test_events_and_lines_say_their_sequence(server, accept):
+def test_event_streams_may_name_their_sequence(server, accept):
     for path, body in (
         ("/svc/p", {"key": ["sequence_id", "sequence_start"], "value": [accept, "1"]}),
         ("/api/svc", {"sequence_id": accept, "sequence_end": True, "x": 1}),
@@ -201,7 +203,7 @@ def test_events_and_lines_say_their_sequence(server, accept):
             assert "str " + accept in reply.read().decode()
 
 
-def test_a_stream_of_grpc_says_its_sequence(server):
+def test_a_stream_over_grpc_may_name_its_sequence(server):
     message = Request(key=["sequence_id", "sequence_start", "sequence_end"], value=["s", "1", "1"])
     with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
         call = channel.unary_stream(INFERENCE + "_stream")
@@ -221,14 +223,14 @@ class Shows(Op):
         return {"fed": " ".join(fields), "of": str(context.sequence_id)}
 
 
-def test_a_strict_schema_sees_nothing_of_a_sequence_nor_do_ops():
+def test_neither_a_strict_schema_nor_ops_see_fields_of_a_sequence():
     first = Shows("stateless", RequestOp(schema=Strict))
     op = Last("last", first, sequence={"strategy": "direct"})
     with server_for(op) as made:
-        said = {"x": 1, "sequence_id": 4, "sequence_start": True}
+        fields = {"x": 1, "sequence_id": 4, "sequence_start": True}
         for ask in (over_grpc, plain):
-            found = ask(made, said)
-            assert (found["fed"], found["of"]) == ("x", "4")
+            result = ask(made, fields)
+            assert (result["fed"], result["of"]) == ("x", "4")
         assert posted(made, "/api/svc", {"x": 1, "sequence_id": []})["error"]["code"] == 5000
 
 

@@ -28,7 +28,7 @@ Texts = Iterator[str]
 """The texts of the parts; the text of an error is raised as ToldError."""
 
 
-class ToldError(Exception):
+class StreamError(Exception):
     """The error that a stream ended with."""
 
 
@@ -55,7 +55,7 @@ def _by_client(endpoint: str, **said: int) -> Iterator[Texts]:
     with PipelineClient() as client:
         client.connect(endpoint)
         with client.predict_stream(fields_of(**said)) as parts:
-            yield (told("".join(part.value), part.err_msg) for part in parts)
+            yield (text_or_error("".join(part.value), part.err_msg) for part in parts)
 
 
 def events(server: PipelineServer, **said: int) -> AbstractContextManager[Texts]:
@@ -69,8 +69,8 @@ def inference_stream(server: PipelineServer, **said: int) -> AbstractContextMana
 @contextlib.contextmanager
 def lines(server: PipelineServer, **said: int) -> Iterator[Texts]:
     with asked(server.http_port, LINES, **fields_of(**said)) as heard:
-        found = map(json.loads, heard.response)
-        yield (told("".join(part["value"]), part["err_msg"]) for part in found)
+        document = map(json.loads, heard.response)
+        yield (text_or_error("".join(part["value"]), part["err_msg"]) for part in document)
 
 
 @contextlib.contextmanager
@@ -80,8 +80,8 @@ def generate_stream(server: PipelineServer, **said: int) -> Iterator[Texts]:
     with contextlib.closing(connection):
         connection.request("POST", path, json.dumps(fields_of(**said)))
         response = connection.getresponse()
-        found = (json.loads(line[6:]) for line in response if line.startswith(b"data: "))
-        yield (told(event.get("text", ""), event.get("error", "")) for event in found)
+        document = (json.loads(line[6:]) for line in response if line.startswith(b"data: "))
+        yield (text_or_error(event.get("text", ""), event.get("error", "")) for event in document)
         response.close()
 
 
@@ -112,12 +112,12 @@ def _v2_text(answer: pb.ModelStreamInferResponse) -> str:
     response = answer.infer_response
     arrays = tensors_to_arrays(response.outputs, response.raw_output_contents)
     text = "" if answer.error_message else arrays["text"].item()
-    return told(text.decode() if isinstance(text, bytes) else text, answer.error_message)
+    return text_or_error(text.decode() if isinstance(text, bytes) else text, answer.error_message)
 
 
-def told(text: str, error: str) -> str:
+def text_or_error(text: str, error: str) -> str:
     if error:
-        raise ToldError(error)
+        raise StreamError(error)
     return text
 
 
@@ -127,10 +127,10 @@ at_each_door = pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__na
 
 
 def texts_and_error(texts: Texts) -> tuple[list[str], str]:
-    found: list[str] = []
-    with pytest.raises(ToldError) as caught:
-        found.extend(texts)
-    return found, str(caught.value)
+    collected: list[str] = []
+    with pytest.raises(StreamError) as caught:
+        collected.extend(texts)
+    return collected, str(caught.value)
 
 
 @at_each_door
@@ -140,25 +140,25 @@ def test_the_parts_come_in_order(server, door):
 
 
 @at_each_door
-def test_an_error_in_the_middle_comes_behind_the_parts(server, door):
+def test_an_error_in_the_middle_follows_the_parts(server, door):
     with door(server, n=5, fail=2) as texts:
-        found, error = texts_and_error(texts)
-    assert found == ["0", "1"]
+        result, error = texts_and_error(texts)
+    assert result == ["0", "1"]
     assert "broken in the middle" in error
 
 
 @at_each_door
-def test_a_process_that_ends_in_the_middle_ends_the_stream_behind_its_parts(server, door):
+def test_a_process_that_dies_ends_the_stream_after_its_parts(server, door):
     with door(server, n=5, die=2) as texts:
-        found, error = texts_and_error(texts)
-    assert found == ["0", "1"]
+        result, error = texts_and_error(texts)
+    assert result == ["0", "1"]
     assert "killed by SIGKILL" in error
     with door(server, n=2) as texts:
         assert list(texts) == ["0", "1"]
 
 
 @at_each_door
-def test_a_reader_who_waits_stops_the_generator_and_leaving_closes_it(server, door, seen):
+def test_a_slow_reader_pauses_the_generator_and_a_disconnect_closes_it(server, door, seen):
     with door(server, size=60_000) as texts:
         next(texts)
         made = seen.made_at_rest()

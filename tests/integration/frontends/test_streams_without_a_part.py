@@ -44,7 +44,7 @@ def server(request: Any, edge: str, module_logs: None) -> Iterator[Any]:
         yield server
 
 
-def asked(server: Any, path: str, body: Any, accept: str = JSON) -> tuple[int, str, bytes]:
+def answer_of(server: Any, path: str, body: Any, accept: str = JSON) -> tuple[int, str, bytes]:
     """(status, type, body) of an answer."""
     connection = HTTPConnection("127.0.0.1", server.http_port, timeout=30)
     try:
@@ -66,14 +66,14 @@ def asked(server: Any, path: str, body: Any, accept: str = JSON) -> tuple[int, s
     ],
 )
 def test_a_stream_ends_at_once(server, path, body, accept, said):
-    assert asked(server, path, body, accept) == (200, accept, said)
+    assert answer_of(server, path, body, accept) == (200, accept, said)
 
 
 @pytest.mark.parametrize(
     ("path", "body", "whole"), [("/svc/prediction", PAIRS, EMPTY), ("/api/svc", {"x": 1}, {})]
 )
-def test_who_wants_no_parts_gets_an_answer_without_a_field(server, path, body, whole):
-    status, kind, said = asked(server, path, body)
+def test_a_unary_request_gets_an_empty_answer(server, path, body, whole):
+    status, kind, said = answer_of(server, path, body)
     assert (status, kind, json.loads(said)) == (200, JSON, whole)
 
 
@@ -87,7 +87,7 @@ def test_a_text_of_no_part_is_empty(server, stop):
     body = {"model": "svc", "prompt": "x", "stop": stop}
     status, _, said = http(server, "POST", "/v1/completions", body)
     assert (status, said["choices"][0]["text"]) == (200, "")
-    status, kind, streamed = asked(server, "/v1/completions", {**body, "stream": True})
+    status, kind, streamed = answer_of(server, "/v1/completions", {**body, "stream": True})
     assert (status, kind) == (200, EVENTS)
     (chunk, done) = streamed.decode().strip().split("\n\n")
     (choice,) = json.loads(chunk.removeprefix("data: "))["choices"]
@@ -103,7 +103,7 @@ def test_clients_get_no_part(server):
 
 
 @pytest.mark.parametrize("wants_final", [False, True])
-def test_v2_has_an_end_for_who_wants_it(server, wants_final):
+def test_v2_has_a_final_response_if_requested(server, wants_final):
     tensor = pb.ModelInferRequest.InferInputTensor(name="x", datatype="INT64", shape=[1])
     tensor.contents.int64_contents.append(1)
     message = pb.ModelInferRequest(model_name="svc", id="7", inputs=[tensor])

@@ -61,11 +61,11 @@ async def ask_http(path: Path) -> str:
     """Return the name in the answer over HTTP."""
     reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(b"POST /a/b HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-    said = await asyncio.wait_for(reader.read(), 30)
+    wait = await asyncio.wait_for(reader.read(), 30)
     writer.close()
     await writer.wait_closed()
-    assert said.startswith(b"HTTP/1.1 200 OK\r\n"), said
-    return said.partition(b'"value":["')[2].partition(b'"')[0].decode()
+    assert wait.startswith(b"HTTP/1.1 200 OK\r\n"), wait
+    return wait.partition(b'"value":["')[2].partition(b'"')[0].decode()
 
 
 def to(address: str) -> grpc.aio.Channel:
@@ -113,7 +113,7 @@ def test_a_door_serves_on_a_unix_socket(folder, make, ask, name):
 
 
 @KINDS
-def test_a_door_takes_the_place_of_one_that_was_killed(folder, make, ask):
+def test_a_frontend_replaces_the_socket_of_a_killed_one(folder, make, ask):
     path = folder / "0.sock"
     for left in (path, Path(f"{path}~")):
         with socket.socket(socket.AF_UNIX) as dead:
@@ -142,7 +142,7 @@ def test_a_door_that_closes_leaves_the_socket_of_its_successor(folder, make, ask
 
 
 @KINDS
-def test_a_path_that_is_too_long_is_an_error_that_says_what_to_do(folder, make, ask):
+def test_a_path_that_is_too_long_is_an_error_with_advice(folder, make, ask):
     path = folder / ("x" * 100)
     with pytest.raises(InitError, match=r"http_(server|port): the path .* bytes, 107 .*Set TMPDIR"):
         run(make(path).start())
@@ -162,7 +162,7 @@ def test_a_folder_that_is_not_there_is_an_error(folder):
         run(http_door(folder / "none" / "0.sock").start())
 
 
-def test_what_was_placed_is_replaced_at_the_end_only(folder):
+def test_a_placed_file_is_replaced_at_the_end_only(folder):
     path = folder / "0.sock"
     path.write_text("old")
     with placed(str(path), "key") as fresh:
@@ -224,7 +224,9 @@ def test_a_grpc_door_may_be_closed_and_stopped_at_the_same_moment():
 @KINDS
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, loop_factory()])
 @pytest.mark.parametrize("steps", range(5))
-def test_a_door_whose_start_is_given_up_can_be_stopped(folder, caplog, make, ask, steps, new_loop):
+def test_a_frontend_whose_start_was_cancelled_can_be_stopped(
+    folder, caplog, make, ask, steps, new_loop
+):
     async def test():
         door = make(folder / "0.sock")
         starting = asyncio.ensure_future(door.start(True))
@@ -262,7 +264,7 @@ def failure_of(handle: Any, message: bytes = b"", **how: Any) -> tuple[Any, dict
     return error.code(), dict(error.trailing_metadata() or ()), error.details() or ""
 
 
-def given(timeout_s: float | None, **metadata: str) -> float | None:
+def timeout_of(timeout_s: float | None, **metadata: str) -> float | None:
     """The time that `handle` is given."""
     said = [(name.replace("_", "-"), value) for name, value in metadata.items()]
     text = call(answers("it"), timeout=timeout_s, metadata=said).value[1]
@@ -270,13 +272,13 @@ def given(timeout_s: float | None, **metadata: str) -> float | None:
 
 
 def test_a_caller_may_give_the_server_less_time_than_the_call():
-    assert given(30.0, pipeline_timeout="100m") == 0.1
-    assert given(None, pipeline_timeout="2S") == 2.0
+    assert timeout_of(30.0, pipeline_timeout="100m") == 0.1
+    assert timeout_of(None, pipeline_timeout="2S") == 2.0
 
 
 def test_the_time_of_the_call_counts_if_it_is_shorter():
-    assert 0 < given(20.0, pipeline_timeout="1H") <= 21
-    assert given(None) is None
+    assert 0 < timeout_of(20.0, pipeline_timeout="1H") <= 21
+    assert timeout_of(None) is None
 
 
 @pytest.mark.parametrize("text", ["100", "x", "1s", "123456789m"])
@@ -309,14 +311,14 @@ async def is_broken(*_: Any) -> Any:
     ],
     ids=["overloaded", "no request", "no response", "a bug"],
 )
-def test_a_status_says_which_error_of_ours_it_is(handle, message, status, err_no, caplog):
-    found = failure_of(handle, message)
-    assert found[0] == status
-    assert found[1][ERR_NO] == str(err_no.value)
+def test_a_status_has_our_error_code(handle, message, status, err_no, caplog):
+    failure = failure_of(handle, message)
+    assert failure[0] == status
+    assert failure[1][ERR_NO] == str(err_no.value)
     caplog.clear()  # of a traceback, which holds the call and its server
 
 
-def test_a_status_of_grpc_itself_says_nothing_of_the_kind():
+def test_a_status_of_grpc_itself_has_no_error_code():
     status, trailing, _ = failure_of(answers("it"), b"x" * (LIMIT + 1))
     assert status == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert ERR_NO not in trailing

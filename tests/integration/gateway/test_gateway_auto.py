@@ -29,22 +29,22 @@ def has_binary(request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool
     return request.param
 
 
-def taken(**config: object) -> set[str]:
+def ports_of(**config: object) -> set[str]:
     return set(taken_by_gateway(load_config(yml_dict=config)))
 
 
 def test_auto_is_the_gateway_for_grpc_where_there_is_one(has_binary, caplog):
     caplog.set_level("INFO")
-    assert taken(**PORTS, edge="auto") == (GRPC if has_binary else NONE)
-    assert taken(rpc_port=0, edge="auto") == (GRPC if has_binary else NONE)
+    assert ports_of(**PORTS, edge="auto") == (GRPC if has_binary else NONE)
+    assert ports_of(rpc_port=0, edge="auto") == (GRPC if has_binary else NONE)
     assert ("the gateway takes gRPC" in caplog.text) is has_binary
     assert ("the server takes gRPC itself: " in caplog.text) is not has_binary
 
 
-def test_auto_is_the_gateway_for_http_too_where_only_that_does_what_is_asked_for(has_binary):
+def test_auto_selects_the_gateway_for_http_if_only_the_gateway_has_the_feature(has_binary):
     expected = BOTH if has_binary else NONE
-    assert taken(**PORTS, edge="auto", admin_port=0) == expected
-    assert taken(**PORTS, edge="auto", access={"anonymous": ["infer"]}) == expected
+    assert ports_of(**PORTS, edge="auto", admin_port=0) == expected
+    assert ports_of(**PORTS, edge="auto", access={"anonymous": ["infer"]}) == expected
 
 
 @pytest.mark.parametrize("is_runnable", [True, False], ids=["other version", "no program"])
@@ -57,5 +57,5 @@ def test_auto_is_the_server_where_the_program_cannot_be_used(
         binary.write_text("")
     monkeypatch.setenv("PIPELINE_GATEWAY_BINARY", str(binary))
     caplog.set_level("INFO")
-    assert taken(**PORTS, edge="auto") == NONE
+    assert ports_of(**PORTS, edge="auto") == NONE
     assert "the server takes gRPC itself: " in caplog.text

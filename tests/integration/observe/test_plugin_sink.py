@@ -62,12 +62,12 @@ def test_a_sink_from_outside_gets_each_request_and_each_op_by_name(tmp_path):
     assert all(line["took_ms"] >= 0 for line in (good, bad))
 
 
-def test_its_options_are_checked_as_those_of_our_own(tmp_path):
+def test_options_of_a_plug_in_sink_are_checked(tmp_path):
     with pytest.raises(ConfigError, match=r"sinks\.json_lines\.path: expected str, found 1"):
         server_of(sinks={"json_lines": {"path": 1}})
 
 
-def test_a_sink_that_cannot_be_opened_is_why_the_server_does_not_start(tmp_path):
+def test_a_sink_that_cannot_be_opened_fails_the_start(tmp_path):
     server = server_of(sinks={"json_lines": {"path": str(tmp_path / "none" / "requests.jsonl")}})
     with pytest.raises(InitError, match=r"sinks\.json_lines\.path: .*No such file"):
         server.start()
@@ -94,7 +94,7 @@ def broken(context: Any, options: Any) -> None:
         ),
     ],
 )
-def test_what_is_no_sink_is_told_by_its_name(monkeypatch, sink, error, text):
+def test_an_invalid_sink_is_refused_with_its_name(monkeypatch, sink, error, text):
     monkeypatch.setitem(registry._registered, ("sinks", "mine"), sink)
     with pytest.raises(error, match=text):
         server_of(sinks={"mine": None}).start()

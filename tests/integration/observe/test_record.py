@@ -18,7 +18,7 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
-def test_requests_are_a_load_that_can_be_asked_again(tmp_path):
+def test_recorded_requests_are_a_load_that_can_be_replayed(tmp_path):
     path = tmp_path / "load.jsonl"
     with (
         server_for(chain("a"), http_port=0, **recording(path)) as server,
@@ -32,8 +32,8 @@ def test_requests_are_a_load_that_can_be_asked_again(tmp_path):
             "/svc/prediction", b'{"key":["x"],"value":["1"]}',
         )  # fmt: skip
         assert first.at_once >= 1
-        for each in (first, second):
-            status, _, answer = http(server, "POST", each.path, json.loads(bytes(each.body)))
+        for item in (first, second):
+            status, _, answer = http(server, "POST", item.path, json.loads(bytes(item.body)))
             assert (status, answer["err_no"]) == (200, 0)
 
 
@@ -43,10 +43,10 @@ def test_so_many_are_written_and_single_models_are_not(tmp_path):
         for number in range(5):
             client.predict({"x": str(number)})
         wait_until(lambda: path.exists() and len(lines_of(path)) == 2)
-    assert [each["body"]["value"] for each in lines_of(path)] == [["0"], ["1"]]
+    assert [line["body"]["value"] for line in lines_of(path)] == [["0"], ["1"]]
 
 
-def test_a_file_that_cannot_be_written_harms_nobody(tmp_path, capfd):
+def test_an_unwritable_file_does_not_affect_requests(tmp_path, capfd):
     said = recording(tmp_path / "no" / "load.jsonl")
     with server_for(chain("a"), **said) as server, client_of(server) as client:
         for _ in range(3):

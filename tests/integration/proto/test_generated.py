@@ -78,7 +78,7 @@ def generated(root: Path, language: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("language", sorted(SUFFIXES))
-def test_the_committed_code_is_what_the_proto_files_give(language: str, tmp_path: Path):
+def test_the_committed_code_is_generated_from_the_proto_files(language: str, tmp_path: Path):
     script = ROOT / "scripts" / "generate_proto.py"
     command = [sys.executable, str(script), "--only", language, "--out", str(tmp_path)]
     subprocess.run(command, check=True)
@@ -99,11 +99,11 @@ def test_the_messages_are_the_released_ones():
     )
 
 
-def test_the_service_has_the_released_name_and_method_and_one_that_streams():
+def test_the_service_has_the_released_name_and_methods():
     service = pipeline_service_pb2.DESCRIPTOR.services_by_name["PipelineService"]
     assert service.full_name == "baidu.paddle_serving.pipeline_serving.PipelineService"
-    found = [(method.name, method.server_streaming) for method in service.methods]
-    assert found == [("inference", False), ("inference_stream", True)]
+    results = [(method.name, method.server_streaming) for method in service.methods]
+    assert results == [("inference", False), ("inference_stream", True)]
     for method in service.methods:
         names = method.input_type.name, method.output_type.name, method.client_streaming
         assert names == ("Request", "Response", False)

@@ -47,12 +47,12 @@ class Controlled:
         return caught.value.kind, str(caught.value)
 
     async def index(self):
-        found = await self.control.index()
-        return [(each.name, each.version, each.state, each.reason) for each in found]
+        result = await self.control.index()
+        return [(item.name, item.version, item.state, item.reason) for item in result]
 
     @property
     def shown(self):
-        return sorted(f"{each.name}:{each.version}" for each in self.models.entries())
+        return sorted(f"{entry.name}:{entry.version}" for entry in self.models.entries())
 
 
 def touch(path):
@@ -62,7 +62,7 @@ def touch(path):
 
 
 @on_loop
-async def test_mode_none_loads_all_and_is_asked_for_nothing(tmp_path):
+async def test_mode_none_loads_all_models_and_accepts_no_commands(tmp_path):
     add_identity(tmp_path, "a", 1, 3)
     add_identity(tmp_path, "b", 1)
     async with Controlled(tmp_path, mode="none") as there:
@@ -78,7 +78,7 @@ async def test_mode_none_loads_all_and_is_asked_for_nothing(tmp_path):
 
 
 @on_loop
-async def test_mode_explicit_loads_what_it_is_asked_for(tmp_path):
+async def test_mode_explicit_loads_requested_models(tmp_path):
     add_identity(tmp_path, "a", 1)
     add_identity(tmp_path, "b", 1)
     async with Controlled(tmp_path, models=("b",)) as there:
@@ -145,7 +145,7 @@ async def test_a_failed_load_leaves_the_old_one_serving(tmp_path):
 
 
 @on_loop
-async def test_all_versions_come_or_none_of_them(tmp_path):
+async def test_a_load_is_complete_or_fails(tmp_path):
     add_identity(tmp_path, "a", 1, 2, more="version_policy { all {} }")
     async with Controlled(tmp_path) as there:
         there.maker.broken = {"a:2"}
@@ -162,7 +162,7 @@ async def test_all_versions_come_or_none_of_them(tmp_path):
 
 
 @on_loop
-async def test_a_version_that_came_beside_one_that_failed_is_shown_as_unloaded(tmp_path):
+async def test_a_version_next_to_a_failed_one_is_shown_as_unloaded(tmp_path):
     add_identity(tmp_path, "a", 1, 3, more="version_policy { all {} }")
     async with Controlled(tmp_path) as there:
         there.maker.broken = {"a:3"}
@@ -174,7 +174,7 @@ async def test_a_version_that_came_beside_one_that_failed_is_shown_as_unloaded(t
 
 
 @on_loop
-async def test_what_was_there_is_known_when_it_is_gone(tmp_path):
+async def test_a_removed_model_remains_known(tmp_path):
     add_identity(tmp_path, "a", 1)
     add_identity(tmp_path, "nothing")
     async with Controlled(tmp_path) as there:
@@ -232,16 +232,16 @@ async def test_files_that_are_sent_are_a_model(tmp_path):
     ],
 )
 @on_loop
-async def test_what_is_no_model_is_refused(tmp_path, name, kind, text):
+async def test_an_invalid_model_is_refused(tmp_path, name, kind, text):
     add_identity(tmp_path, "a", 1)
     async with Controlled(tmp_path) as there:
-        found = await there.refused(there.load(name))
-        assert found[0] is kind
-        assert text in found[1]
+        result = await there.refused(there.load(name))
+        assert result[0] is kind
+        assert text in result[1]
 
 
 @on_loop
-async def test_an_ensemble_brings_its_models_and_goes_when_one_goes(tmp_path):
+async def test_an_ensemble_loads_its_models_and_unloads_with_one_of_them(tmp_path):
     add_identity(tmp_path, "a", 1)
     add_ensemble(tmp_path, "both", of="a")
     async with Controlled(tmp_path) as there:
@@ -259,7 +259,7 @@ async def test_an_ensemble_brings_its_models_and_goes_when_one_goes(tmp_path):
 
 
 @on_loop
-async def test_dependents_that_somebody_asked_for_stay(tmp_path):
+async def test_explicitly_loaded_dependents_stay(tmp_path):
     add_identity(tmp_path, "a", 1)
     add_identity(tmp_path, "b", 1)
     add_ensemble(tmp_path, "of a", of="a")
@@ -287,7 +287,7 @@ async def test_an_ensemble_that_fails_leaves_its_models(tmp_path):
 
 
 @on_loop
-async def test_polling_brings_what_is_new_and_ends_what_is_gone(tmp_path):
+async def test_polling_loads_new_models_and_unloads_removed_ones(tmp_path):
     folder = add_identity(tmp_path, "a", 1)
     async with Controlled(tmp_path, mode="poll", poll_s=0.01) as there:
         add_identity(tmp_path, "b", 1)
@@ -352,7 +352,7 @@ async def test_the_index_follows_a_model_through_all_states(tmp_path):
 
 
 @on_loop
-async def test_a_server_whose_models_fail_ends_unless_told_not_to(tmp_path):
+async def test_a_server_with_failing_models_exits_unless_configured(tmp_path):
     (add_identity(tmp_path, "a", 1) / "config.pbtxt").write_text("nonsense")
     add_identity(tmp_path, "b", 1)
     failing = Controlled(tmp_path, mode="none")
@@ -365,7 +365,7 @@ async def test_a_server_whose_models_fail_ends_unless_told_not_to(tmp_path):
 
 
 @on_loop
-async def test_a_repository_has_to_be_a_folder_and_a_star_stands_alone(tmp_path):
+async def test_a_repository_must_be_a_folder_and_a_star_must_be_the_only_model(tmp_path):
     with pytest.raises(ConfigError, match="repository path is not a valid directory"):
         await Controlled(tmp_path / "none").control.start()
     with pytest.raises(ConfigError, match="must be the ONLY startup model"):
@@ -376,7 +376,7 @@ async def test_a_repository_has_to_be_a_folder_and_a_star_stands_alone(tmp_path)
 
 
 @on_loop
-async def test_a_name_in_two_repositories_is_no_model(tmp_path):
+async def test_a_name_in_two_repositories_is_not_a_model(tmp_path):
     for name in ("one", "two"):
         add_identity(tmp_path / name, "a", 1)
     add_identity(tmp_path / "two", "b", 1)

@@ -147,23 +147,23 @@ def are_quick(served, *names):
     """Have the server take it that models are quick, whatever this machine is at."""
     for name in names:
         (node,) = served[0].models.latest(name).served.engine.executor.nodes.values()
-        for each in node.filters:
-            if isinstance(each, SharedMessages):
-                each._mean_ns = 1000.0
+        for item in node.filters:
+            if isinstance(item, SharedMessages):
+                item._mean_ns = 1000.0
 
 
 def batches(repository, name):
     file = repository / name / "1" / "batches"
-    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    document = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     file.unlink(missing_ok=True)
-    return found
+    return document
 
 
 def statistics(served, model):
     _, _, answer = http(served[0], "GET", f"/v2/models/{model}/stats")
-    (found,) = answer["model_stats"]
-    counts = {name: each["count"] for name, each in found["inference_stats"].items()}
-    return found["inference_count"], found["execution_count"], counts["success"], counts["fail"]
+    (result,) = answer["model_stats"]
+    counts = {name: each["count"] for name, each in result["inference_stats"].items()}
+    return result["inference_count"], result["execution_count"], counts["success"], counts["fail"]
 
 
 def added(repository, config=BATCHES):
@@ -177,7 +177,7 @@ def load(served, *names):
         assert control(served[0], name, "load") == (200, None)
 
 
-def test_of_a_model_without_batches_each_runs_by_itself_and_they_share_a_message(tmp_path):
+def test_without_batches_requests_run_separately_and_share_a_message(tmp_path):
     added(tmp_path, ALONE)
     with serving(tmp_path) as served, calling(served) as callers:
         load(served, "a")
@@ -197,7 +197,7 @@ def test_of_a_model_without_batches_each_runs_by_itself_and_they_share_a_message
 
 
 @pytest.mark.parametrize("config", [BATCHES, IN_A_THREAD], ids=["process", "thread"])
-def test_those_for_one_model_are_one_batch_and_requests_each(tmp_path, config):
+def test_requests_for_one_model_share_a_batch_and_count_separately(tmp_path, config):
     added(tmp_path, config)
     with serving(tmp_path) as served, calling(served) as callers:
         load(served, "a")
@@ -219,7 +219,7 @@ def test_those_for_one_model_are_one_batch_and_requests_each(tmp_path, config):
 @pytest.mark.parametrize(
     "config", [BATCHES, IN_A_THREAD, ALONE], ids=["process", "thread", "alone"]
 )
-def test_one_that_fails_and_one_that_says_more_are_answered_as_ever(tmp_path, config):
+def test_a_failing_request_and_a_special_one_are_answered_as_alone(tmp_path, config):
     added(tmp_path, config)
     with serving(tmp_path) as served, calling(served) as callers:
         load(served, "a", "b", "c", "e")
@@ -296,7 +296,7 @@ def test_a_batch_that_fails_as_a_whole_fails_each_of_them_once(tmp_path):
 
 
 @pytest.mark.parametrize("config", [BATCHES, ALONE], ids=["batch", "alone"])
-def test_only_the_one_that_kills_its_worker_fails(tmp_path, config):
+def test_only_the_request_that_kills_its_worker_fails(tmp_path, config):
     added(tmp_path, config)
     with serving(tmp_path) as served, calling(served) as callers:
         load(served, "a", "b", "c", "e")
@@ -310,13 +310,13 @@ def test_only_the_one_that_kills_its_worker_fails(tmp_path, config):
             assert "the worker process" in replies[3][1]
             for value, reply in zip(values, replies, strict=True):
                 assert value == -3 or reply[1] == [value + more, more]
-            seen = [each for batch in batches(tmp_path, "a") for each in batch]
+            seen = [item for batch in batches(tmp_path, "a") for item in batch]
             assert config == BATCHES or seen.count("id3") == 1  # a batch's is to be found
         assert statistics(served, "e")[2:] == (8 + 7, 1)
         assert statistics(served, "a")[2:] == (8 + 7 + 8 + 7, 2)
 
 
-def test_who_hangs_up_is_not_worked_on_and_the_others_are_answered(tmp_path):
+def test_a_disconnected_request_is_not_processed_and_others_are_answered(tmp_path):
     added(tmp_path)
     with serving(tmp_path) as served, calling(served, 6) as callers:
         load(served, "a")
@@ -330,8 +330,8 @@ def test_who_hangs_up_is_not_worked_on_and_the_others_are_answered(tmp_path):
             )  # too few for a batch ahead
             callers.hang_up(3)
             wait_until(lambda: convoys_of(served, "a")[0].left == {3})
-        found = [reply_on(each) for each in callers.sockets if each.fileno() >= 0]
-        assert [reply[1] for reply in found] == [[n + 1.0, 1.0] for n in range(6) if n != 3]
+        results = [reply_on(item) for item in callers.sockets if item.fileno() >= 0]
+        assert [reply[1] for reply in results] == [[n + 1.0, 1.0] for n in range(6) if n != 3]
         seen = batches(tmp_path, "a")
         assert max(map(len, seen)) == 5
         assert "id3" not in [id for batch in seen for id in batch]

@@ -44,7 +44,7 @@ def identity_of(size, most):
 
 def stats(server):
     _, _, answer = http(server, "GET", "/v2/models/stats")
-    return {each["name"]: each for each in answer["model_stats"]}
+    return {item["name"]: item for item in answer["model_stats"]}
 
 
 def test_an_ensemble_and_one_within_another(models):
@@ -54,26 +54,26 @@ def test_an_ensemble_and_one_within_another(models):
         assert infer(server, "outer", [1.0, 2.0], "in", rows=2) == (200, {"out": [1.0, 2.0]})
         _, _, config = http(server, "GET", "/v2/models/e/config")
         assert (config["platform"], config["backend"]) == ("ensemble", "")
-        found = stats(server)
-        assert {name: each["inference_count"] for name, each in found.items()} == {
+        result = stats(server)
+        assert {name: each["inference_count"] for name, each in result.items()} == {
             "a": 4,
             "b": 4,
             "e": 4,
             "outer": 2,
         }
         for name, parts in (("e", ("a", "b")), ("outer", ("a",))):
-            own = found[name]["inference_stats"]
-            assert own["success"]["count"] == found[name]["execution_count"]
+            own = result[name]["inference_stats"]
+            assert own["success"]["count"] == result[name]["execution_count"]
             assert own["fail"]["count"] == 0
             for stage in ("compute_input", "compute_infer", "compute_output"):
-                sums = [found[each]["inference_stats"][stage]["ns"] for each in parts]
+                sums = [result[part]["inference_stats"][stage]["ns"] for part in parts]
                 if name == "e":
                     assert own[stage]["ns"] == sum(sums)
             assert own["queue"]["ns"] < own["success"]["ns"] / 2
 
 
 def steps_that_are_left():
-    return sum(type(each) is ModelRun for each in gc.get_objects())
+    return sum(type(item) is ModelRun for item in gc.get_objects())
 
 
 def test_no_step_of_a_request_is_left_to_the_garbage_collector(models):
@@ -132,11 +132,11 @@ def test_an_ensemble_that_does_not_fit_its_models_is_refused(models):
             "large": "ensemble large allows maximum batch size 16, but it contains model a which "
             "only allows maximum batch size to be 8",
         }.items():
-            status, found = control(server, name, "load")
-            assert (status, text in found) == (400, True), found
+            status, result = control(server, name, "load")
+            assert (status, text in result) == (400, True), result
 
 
-def test_only_what_was_asked_for_is_run_and_answered(models):
+def test_only_requested_outputs_are_computed_and_returned(models):
     steps = [
         ("a", {"INPUT0": "x"}, {"OUTPUT0": "y"}),
         ("b", {"INPUT0": "x"}, {"OUTPUT0": "z"}),
@@ -149,9 +149,9 @@ def test_only_what_was_asked_for_is_run_and_answered(models):
         }
         for _ in range(3):
             status, _, answer = http(server, "POST", "/v2/models/both/infer", sent)
-            assert (status, [each["name"] for each in answer["outputs"]]) == (200, ["z"])
-        found = stats(server)
-        assert (found["a"]["inference_count"], found["b"]["inference_count"]) == (0, 3)
+            assert (status, [item["name"] for item in answer["outputs"]]) == (200, ["z"])
+        result = stats(server)
+        assert (result["a"]["inference_count"], result["b"]["inference_count"]) == (0, 3)
         assert json.dumps(infer(server, "both", [3.0], "x")) == json.dumps(
             [200, {"y": [3.0], "z": [3.0]}]
         )
@@ -163,21 +163,21 @@ def test_an_ensemble_that_is_made_of_itself_is_refused(models):
     add_chain(models, "self", steps=[("self", {"x": "x"}, {"y": "y"})])
     circle = "circular dependency between ensembles: "
     with serving(models) as server:
-        status, found = control(server, "one", "load")
-        assert (status, f"{circle}one -> ... -> two -> one" in found) == (400, True), found
-        status, found = control(server, "self", "load")
-        assert (status, f"{circle}self -> ... -> self -> self" in found) == (400, True), found
+        status, result = control(server, "one", "load")
+        assert (status, f"{circle}one -> ... -> two -> one" in result) == (400, True), result
+        status, result = control(server, "self", "load")
+        assert (status, f"{circle}self -> ... -> self -> self" in result) == (400, True), result
         assert control(server, "e", "load") == (200, None)
 
 
-def test_an_answer_says_for_which_sequence_it_is(models):
+def test_an_answer_names_its_sequence(models):
     with serving(models, mode="none") as server:
         sent = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [3.0]}]}
-        told = {"sequence_id": 7, "sequence_start": True, "sequence_end": False}
+        reported = {"sequence_id": 7, "sequence_start": True, "sequence_end": False}
         of_none = {"sequence_id": 0, "sequence_start": False, "sequence_end": False}
-        for model, expected in (("e", told), ("a", None)):
+        for model, expected in (("e", reported), ("a", None)):
             sent["inputs"][0]["name"] = "x" if model == "e" else "INPUT0"
-            for asked in ({}, {**told, "mood": "good"}):
+            for asked in ({}, {**reported, "mood": "good"}):
                 path = f"/v2/models/{model}/infer"
                 status, _, answer = http(server, "POST", path, {**sent, "parameters": asked})
                 expects = expected if asked or expected is None else of_none

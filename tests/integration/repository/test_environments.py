@@ -57,12 +57,12 @@ def packed(folder, archive):
 
 def add(repository, name, path, code=TELLS, config=TEXT):
     folder = add_python(repository, name, code, config)
-    said = f'parameters: {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{path}" }} }}\n'
-    (folder / "config.pbtxt").write_text(f"{config}{said}")
+    text = f'parameters: {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{path}" }} }}\n'
+    (folder / "config.pbtxt").write_text(f"{config}{text}")
     return folder
 
 
-def told(server, model):
+def environment_of(server, model):
     sent = [{"name": "INPUT0", "datatype": "FP32", "shape": [1], "data": [1.0]}]
     status, _, answer = http(server, "POST", f"/v2/models/{model}/infer", {"inputs": sent})
     assert status == 200, answer
@@ -77,24 +77,24 @@ def test_models_share_an_environment_which_their_processes_run_in(tmp_path):
     completed = add(repository, "asks", place, TELLS + COMPLETES, 'backend: "python"\n')
     assert completed.is_dir()
     with serving(repository, mode="none") as server:
-        words = [told(server, name) for name in ("one", "other", "asks")]
+        words = [environment_of(server, name) for name in ("one", "other", "asks")]
     for word, prefix, activated, _ in words:
         assert (word, prefix, activated) == ("word", str(place), "yes0")
     assert len({parent for *_, parent in words}) == 1  # one process forks them all
 
 
-def test_an_archive_in_the_folder_of_the_model_is_unpacked_again_when_it_changes(tmp_path):
+def test_an_archive_in_the_folder_of_the_model_is_unpacked_after_a_change(tmp_path):
     repository = tmp_path / "models"
     folder = add(repository, "m", "$$TRITON_MODEL_DIRECTORY/env.tar.gz")
     packed(environment(tmp_path / "first", "first"), folder / "env.tar.gz")
     with serving(repository, models=("m",)) as server:
-        word, prefix, _, parent = told(server, "m")
+        word, prefix, _, parent = environment_of(server, "m")
         assert word == "first"
         assert not prefix.startswith(str(tmp_path / "first"))
         packed(environment(tmp_path / "second", "second"), folder / "env.tar.gz")
         os.utime(folder / "env.tar.gz", ns=(1, 2 * 10**18))
         assert control(server, "m", "load")[0] == 200
-        assert told(server, "m")[0] == "second"
+        assert environment_of(server, "m")[0] == "second"
         wait_until(lambda: not Path("/proc", parent).exists())  # nobody needs the first any more
 
 
@@ -124,7 +124,7 @@ def fake(folder, version, missing):
     return folder
 
 
-def test_an_environment_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
+def test_an_unsuitable_environment_is_refused_with_advice(tmp_path):
     repository = tmp_path / "models"
     repository.mkdir()
     (tmp_path / "empty").mkdir()

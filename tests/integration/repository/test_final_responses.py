@@ -70,7 +70,7 @@ def server(tmp_path_factory):
         yield running
 
 
-def asked(server, model, number, **parameters):
+def responses_to(server, model, number, **parameters):
     """(value or None, whether it is the last) of each response to a request."""
     message = pb.ModelInferRequest(model_name=model)
     array = np.full((1, 1), number, np.float32)
@@ -79,10 +79,10 @@ def asked(server, model, number, **parameters):
         message.parameters[name].bool_param = value
     with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
         call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        found = map(
+        result = map(
             pb.ModelStreamInferResponse.FromString, call(iter([message.SerializeToString()]))
         )
-        return [shown(each.infer_response) for each in found]
+        return [shown(item.infer_response) for item in result]
 
 
 def shown(response):
@@ -93,21 +93,21 @@ def shown(response):
 
 @pytest.mark.parametrize("model", LAST)
 @pytest.mark.parametrize("wants_empty", [False, True])
-def test_a_last_response_with_data_says_that_it_is_the_last(server, model, wants_empty):
-    assert asked(server, model, 3, **{WANTS_EMPTY: wants_empty}) == LAST[model]
+def test_a_last_response_with_data_is_marked_as_final(server, model, wants_empty):
+    assert responses_to(server, model, 3, **{WANTS_EMPTY: wants_empty}) == LAST[model]
 
 
 @pytest.mark.parametrize("model", APART)
-def test_an_end_apart_is_told_to_who_asks_for_it(server, model):
-    assert asked(server, model, 3) == APART[model]
-    assert asked(server, model, 3, **{WANTS_EMPTY: True}) == [*APART[model], (None, True)]
-    assert asked(server, model, 0) == []
+def test_a_separate_final_response_is_sent_on_request(server, model):
+    assert responses_to(server, model, 3) == APART[model]
+    assert responses_to(server, model, 3, **{WANTS_EMPTY: True}) == [*APART[model], (None, True)]
+    assert responses_to(server, model, 0) == []
 
 
 @pytest.mark.parametrize("model", ["at_once", "in_threads", "then_twice", "apart"])
-def test_statistics_count_what_was_sent(server, model):
+def test_statistics_count_the_sent_responses(server, model):
     before = counted(server, model)
-    asked(server, model, 2)
+    responses_to(server, model, 2)
     after = counted(server, model)
     moved = {key: np.subtract(each, before.get(key, 0)).tolist() for key, each in after.items()}
     end = {2: [0, 1]} if model == "apart" else {}
@@ -117,8 +117,8 @@ def test_statistics_count_what_was_sent(server, model):
 
 def counted(server, model):
     """(given, empty) by the number of a response."""
-    found = http(server, "GET", f"/v2/models/{model}/stats")[2]["model_stats"][0]["response_stats"]
+    result = http(server, "GET", f"/v2/models/{model}/stats")[2]["model_stats"][0]["response_stats"]
     return {
         int(number): (each["success"]["count"], each["empty_response"]["count"])
-        for number, each in found.items()
+        for number, each in result.items()
     }

@@ -11,7 +11,7 @@ from pipeline.repository.polled_model import find_models
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc", "..", ".", ""])
-def test_a_name_that_is_a_path_is_no_model(tmp_path, name):
+def test_a_name_with_a_path_is_not_a_model(tmp_path, name):
     repository = tmp_path / "models"
     add_identity(repository, "a", 1)
     add_identity(tmp_path, "outside", 1)
@@ -19,7 +19,7 @@ def test_a_name_that_is_a_path_is_no_model(tmp_path, name):
     assert not find_models(name, [repository], False)
 
 
-def test_an_ensemble_that_is_sent_reaches_nothing_outside(tmp_path):
+def test_a_sent_ensemble_cannot_refer_to_models_outside(tmp_path):
     repository = tmp_path / "models"
     add_identity(repository, "a", 1)
     add_identity(tmp_path, "outside", 1)

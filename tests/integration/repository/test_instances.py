@@ -53,9 +53,9 @@ def instances(server, model):
 
 def step(server, key, start=False, end=False):
     """(sum of its sequence, pid) of a step with 1."""
-    said = {"sequence_id": key, "sequence_start": start, "sequence_end": end}
+    fields = {"sequence_id": key, "sequence_start": start, "sequence_end": end}
     x = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}
-    sent = {"inputs": [x], "parameters": said}
+    sent = {"inputs": [x], "parameters": fields}
     status, _, answer = http(server, "POST", "/v2/models/m/infer", sent)
     assert status == 200, answer
     return tuple(answer["outputs"][0]["data"])
@@ -87,7 +87,7 @@ def test_processes_come_and_go_and_the_others_and_the_statistics_stay(tmp_path):
         assert (counted(server, "m"), instances(server, "m")) == ((2, 2), 1)
 
 
-def test_a_new_instance_that_cannot_start_leaves_those_that_serve(tmp_path):
+def test_a_new_instance_that_cannot_start_does_not_affect_others(tmp_path):
     folder = add_python(tmp_path, "m", COUNTS, GROUP % 1)
     (tmp_path / "broken").touch()
     with serving(tmp_path, models=("m",)) as server:
@@ -102,7 +102,7 @@ def test_a_new_instance_that_cannot_start_leaves_those_that_serve(tmp_path):
         assert instances(server, "m") == 1
 
 
-def test_sequences_end_where_they_began(tmp_path):
+def test_sequences_end_at_the_instance_of_their_start(tmp_path):
     folder = add_python(tmp_path, "m", COUNTS, SEQUENCES % 3)
     with serving(tmp_path, models=("m",)) as server:
         at = {key: step(server, key, start=True)[1] for key in (1, 2, 3)}
@@ -124,7 +124,7 @@ def test_threads_come_and_go_under_load(tmp_path):
     folder = add_identity(tmp_path, "m", 1, more=GROUP % 1)
 
     def threads():
-        names = [each.name for each in threading.enumerate()]
+        names = [item.name for item in threading.enumerate()]
         return sum(name.startswith("pipeline-m-") for name in names)
 
     with serving(tmp_path, models=("m",)) as server, ThreadPoolExecutor(4) as pool:
@@ -145,11 +145,11 @@ def test_threads_come_and_go_under_load(tmp_path):
             assert control(server, "m", "load") == (200, None)
             assert threads() == before + count - 1
         is_over.set()
-        asked = sum(each.result() for each in asking)
+        asked = sum(item.result() for item in asking)
         assert counted(server, "m")[0] == asked
 
 
-def test_what_was_completed_from_the_file_is_no_change(tmp_path):
+def test_a_completed_configuration_is_not_a_change(tmp_path):
     add_onnx(tmp_path, "m", 'backend: "onnxruntime"\n' + GROUP % 1)
     with serving(tmp_path, models=("m",)) as server:
         _, _, config = http(server, "GET", "/v2/models/m/config")

@@ -31,14 +31,14 @@ def logged(capfd, *levels):
         LOGGER.log(getattr(logging, level), "said at %s", level)
     last = f"the last line {next(NUMBERS)}"
     LOGGER.critical(last)
-    found = [""]
+    result = [""]
 
     def is_written():  # by a thread of its own
-        found[0] += capfd.readouterr().out
-        return last in found[0]
+        result[0] += capfd.readouterr().out
+        return last in result[0]
 
     wait_until(is_written)
-    return [level for level in levels if f"said at {level}" in found[0]]
+    return [level for level in levels if f"said at {level}" in result[0]]
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def test_kinds_of_records_are_switched_off_and_on(server, capfd):
     levels = ("DEBUG", "INFO", "WARNING", "ERROR")
     assert http(server, "GET", "/v2/logging")[2] == AT_FIRST
     assert logged(capfd, *levels) == ["INFO", "WARNING", "ERROR"]
-    said = {"log_info": False, "log_warning": False, "log_verbose_level": 1, "nothing": 5}
-    now = {**AT_FIRST, **said}
+    fields = {"log_info": False, "log_warning": False, "log_verbose_level": 1, "nothing": 5}
+    now = {**AT_FIRST, **fields}
     del now["nothing"]
-    assert http(server, "POST", "/v2/logging", said)[2] == now
+    assert http(server, "POST", "/v2/logging", fields)[2] == now
     assert logged(capfd, *levels) == ["DEBUG", "ERROR"]
     again = {"log_info": True, "log_warning": True, "log_verbose_level": 0, "log_error": None}
     assert http(server, "POST", "/v2/logging", again)[2] == AT_FIRST
@@ -74,11 +74,11 @@ def test_kinds_of_records_are_switched_off_and_on(server, capfd):
         ([], 400, "the dynamic logging request must be a JSON object"),
     ],
 )
-def test_what_cannot_be_set_changes_nothing(server, said, status, text):
+def test_an_invalid_setting_changes_nothing(server, said, status, text):
     if isinstance(said, dict):
         said = {"log_warning": False, **said}
-    found, _, answer = http(server, "POST", "/v2/logging", said)
-    assert (found, text in answer["error"]) == (status, True), answer
+    result, _, answer = http(server, "POST", "/v2/logging", said)
+    assert (result, text in answer["error"]) == (status, True), answer
     assert http(server, "GET", "/v2/logging")[2] == AT_FIRST
 
 
@@ -93,11 +93,11 @@ def test_the_same_by_messages(server):
     assert answer.settings["log_format"].string_param == "ISO8601"
     assert answer.settings["log_verbose_level"].uint32_param == 2
     assert answer.settings["log_info"].bool_param
-    told = {**AT_FIRST, "log_format": "ISO8601", "log_verbose_level": 2}
-    assert http(server, "GET", "/v2/logging")[2] == told
+    reported = {**AT_FIRST, "log_format": "ISO8601", "log_verbose_level": 2}
+    assert http(server, "GET", "/v2/logging")[2] == reported
 
 
-def test_the_next_server_begins_as_it_is_configured(tmp_path):
+def test_the_next_server_starts_with_its_configuration(tmp_path):
     with serving(tmp_path) as server:
         http(server, "POST", "/v2/logging", {"log_error": False})
     with serving(tmp_path) as server:

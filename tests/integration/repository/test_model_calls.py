@@ -210,10 +210,10 @@ found.append(told(str([os.waitpid(pid, 0)[1] >> 8, left])))
         yield running
 
 
-def test_what_a_request_says_comes_along(server):
-    said = json.loads(ask(server, "asks_says"))
+def test_a_call_has_the_attributes_of_its_request(server):
+    document = json.loads(ask(server, "asks_says"))
     own = {"a": 1, "b": "two", "c": True}
-    assert said == ["r7", own, 5, 3, 9_000_000, ["OUTPUT0"]]
+    assert document == ["r7", own, 5, 3, 9_000_000, ["OUTPUT0"]]
 
 
 def test_many_calls_go_side_by_side_and_answers_may_come_in_parts(server):
@@ -263,7 +263,7 @@ def test_a_model_that_waits_for_itself_ends_by_its_timeout(server):
     assert ask(server, "asks_itself") == "True"
 
 
-def test_a_worker_that_dies_cancels_what_it_has_asked(server):
+def test_a_worker_that_dies_cancels_its_calls(server):
     pid = int(ask(server, "waits", -1.0))
     with ThreadPoolExecutor(1) as caller:
         waiting = caller.submit(ask, server, "waits", 1.0)
@@ -276,7 +276,7 @@ def test_a_worker_that_dies_cancels_what_it_has_asked(server):
     assert ask(server, "sleeps", -1.0) == "slept", "its only worker is free again"
 
 
-def test_a_process_that_a_model_forks_cannot_ask_and_spoils_nothing(server):
+def test_a_forked_child_of_a_model_cannot_call_and_does_not_affect_the_model(server):
     assert ask(server, "forks") == "[3, False]"
 
 
@@ -328,7 +328,7 @@ def test_a_request_that_is_dropped_is_not_that_of_another_model(tmp_path):
         assert ask(server, "looks") == "False", "of its first request"
 
 
-def test_behind_the_last_of_several_comes_one_without_outputs_unless_it_was_said_to_be_the_last(
+def test_the_last_of_several_responses_is_followed_by_an_empty_one_unless_it_is_final(
     tmp_path,
 ):
     add_python(tmp_path, "counts", COUNTS, DECOUPLED)
@@ -362,7 +362,7 @@ LOADS_FOUR = """
 """
 
 
-def test_models_that_load_others_while_they_are_loaded_do_not_wait_for_each_other(tmp_path):
+def test_concurrent_loads_that_load_other_models_do_not_deadlock(tmp_path):
     outer = ("a", "b", "c", "d")  # as many as are loaded at a time
     for name in outer:
         add_identity(tmp_path, f"part{name}", 1)

@@ -46,16 +46,16 @@ def serving_of(*repositories, mode="explicit", **more):
 def used(server, name):
     """Keys of models that have had requests, and end with `name`."""
     _, _, said = http(server, "GET", "/v2/models/stats")
-    of_name = (each for each in said["model_stats"] if each["name"].endswith(name))
-    return {each["name"].rpartition("::")[0][-1]: each["inference_count"] for each in of_name}
+    of_name = (item for item in said["model_stats"] if item["name"].endswith(name))
+    return {item["name"].rpartition("::")[0][-1]: item["inference_count"] for item in of_name}
 
 
 def index(server):
     _, _, said = http(server, "POST", "/v2/repository/index", {})
-    return sorted((each["name"], each.get("state", "")) for each in said)
+    return sorted((item["name"], item.get("state", "")) for item in said)
 
 
-def test_an_ensemble_means_the_model_of_its_own_repository(tmp_path):
+def test_an_ensemble_uses_the_model_of_its_own_repository(tmp_path):
     with serving_two(tmp_path, mode="none") as server:
         assert infer(server, "whole_a", [1.0]) == (200, {"OUTPUT0": [1.0]})
         assert used(server, "::part") == {"a": 1, "b": 0}
@@ -70,7 +70,7 @@ def test_an_ensemble_means_the_model_of_its_own_repository(tmp_path):
         ]
 
 
-def test_what_is_meant_changes_with_what_is_there(tmp_path):
+def test_the_meaning_of_a_name_follows_changes(tmp_path):
     with serving_two(tmp_path, models=("whole_b",)) as server:
         kept = shutil.move(tmp_path / "a" / "part", tmp_path / "kept")
         control(server, "part", "unload")
@@ -86,7 +86,7 @@ def test_what_is_meant_changes_with_what_is_there(tmp_path):
         assert infer(server, "part", [1.0]) == AMBIGUOUS
 
 
-def test_who_means_one_that_has_become_ambiguous_goes(tmp_path):
+def test_a_dependent_of_an_ambiguous_model_is_unloaded(tmp_path):
     for name in ("a", "b"):
         add_identity(tmp_path / name, "part", 1)
     add_ensemble(tmp_path / "c", "other", of="part")

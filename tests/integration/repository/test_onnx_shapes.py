@@ -49,7 +49,7 @@ ASKED = 'backend: "onnxruntime" parameters { key: "takes_empty" value { string_v
 
 def add(folder, name, inputs, outputs, *nodes, config=""):
     (folder / name / "1").mkdir(parents=True)
-    ends = [[value_info(*each) for each in side] for side in (inputs, outputs)]
+    ends = [[value_info(*item) for item in side] for side in (inputs, outputs)]
     onnx.save(
         build(nodes, *ends, opsets={"": 13}, ir_version=8), folder / name / "1" / "model.onnx"
     )
@@ -107,7 +107,7 @@ def test_scalars_are_dims_of_one(server):
     assert ask(server, "scalar_in", x=x, s=([1], [5])) == ([3], [6, 7, 8])
     assert ask(server, "scalar_out", x=x) == ([1], [6])
     _, _, config = http(server, "GET", "/v2/models/scalar_in/config")
-    assert [each["dims"] for each in config["input"]] == [[3], [1]]
+    assert [item["dims"] for item in config["input"]] == [[3], [1]]
 
 
 @pytest.mark.parametrize(("rows", "labels"), [([0, 1], [1]), ([0, 1, 1, 0, 0, 1], [1, 0, 1])])
@@ -119,7 +119,7 @@ def test_an_output_has_the_shape_that_the_model_gives_it(server, rows, labels):
 NOTHING = ([0, 2], [])
 
 
-def test_what_has_no_rows_is_answered_without_the_model_where_its_shapes_say_what(server):
+def test_an_empty_input_is_answered_without_the_model_if_the_shapes_allow_it(server):
     assert ask(server, "same", x=NOTHING) == ([0, 2], [])
     assert ask(server, "of_same", x=NOTHING) == ([0, 2], [])
 
@@ -134,12 +134,12 @@ def test_what_has_no_rows_is_answered_without_the_model_where_its_shapes_say_wha
         ("sequence", {"sequence_id": 7, "sequence_start": True}, 400, "takes_empty: true"),
     ],
 )
-def test_what_has_no_rows_is_refused_elsewhere(server, model, parameters, status, text):
+def test_an_empty_input_is_refused_otherwise(server, model, parameters, status, text):
     came, error = ask(server, model, parameters, x=NOTHING)
     assert came == (status or came)
     assert came >= 400
     assert text in error
 
 
-def test_a_model_that_may_be_given_nothing_is_given_it(server):
+def test_a_model_that_takes_empty_inputs_receives_them(server):
     assert ask(server, "asked", x=NOTHING) == ([1], [0])

@@ -60,7 +60,7 @@ def add_script(repository, name, script, more=""):
     (folder / "config.pbtxt").write_text(CONFIG % more)
 
 
-def one(server, model, *values):
+def infer_one(server, model, *values):
     sent = {
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [len(values)], "data": list(values)}]
     }
@@ -70,29 +70,29 @@ def one(server, model, *values):
 
 def counts(server):
     _, _, answer = http(server, "GET", "/v2/models/stats")
-    return {each["name"]: each["inference_count"] for each in answer["model_stats"]}
+    return {item["name"]: item["inference_count"] for item in answer["model_stats"]}
 
 
-def test_a_request_goes_to_one_of_two_models(tmp_path):
+def test_a_request_is_routed_to_one_of_two_models(tmp_path):
     for name in ("small", "large"):
         add_identity(tmp_path, name, 1, most=0)
     add_script(tmp_path, "unsure", UNSURE)
     with serving(tmp_path, models=("small", "large", "unsure")) as server:
         for _ in range(3):
-            assert one(server, "unsure", 1.0, 2.0) == [2.0, 3.0]
-        assert one(server, "unsure", 20.0) == [21.0]
+            assert infer_one(server, "unsure", 1.0, 2.0) == [2.0, 3.0]
+        assert infer_one(server, "unsure", 20.0) == [21.0]
         assert counts(server) == {"small": 3, "large": 1, "unsure": 4}
         assert control(server, "large", "unload") == (200, None)
-        status, text = one(server, "unsure", 20.0)
+        status, text = infer_one(server, "unsure", 20.0)
         assert (status, "Request for unknown model: 'large'" in text) == (404, True)
-        assert one(server, "unsure", 1.0) == [2.0]
+        assert infer_one(server, "unsure", 1.0) == [2.0]
 
 
 def test_parts_of_an_op_go_through_a_model_and_are_gathered(tmp_path):
     add_identity(tmp_path, "cheap", 1, most=0)
     add_script(tmp_path, "parts", PARTS)
     with serving(tmp_path, models=("cheap", "parts")) as server:
-        assert one(server, "parts", 5.0) == [10.0, 5.0]
+        assert infer_one(server, "parts", 5.0) == [10.0, 5.0]
         assert counts(server) == {"cheap": 5, "parts": 1}
 
 
@@ -119,16 +119,16 @@ COUNTS = """
 """
 
 
-def test_a_model_that_answers_in_parts_is_asked_for_them(tmp_path):
+def test_a_model_that_streams_is_called_for_parts(tmp_path):
     add_script(tmp_path, "asks", STREAM)
     add_script(tmp_path, "counts", COUNTS, "model_transaction_policy { decoupled: true }")
     with serving(tmp_path, mode="none") as server:
-        assert one(server, "asks", 100.0) == [100.0]
-        status, _ = one(server, "counts", 3.0)
+        assert infer_one(server, "asks", 100.0) == [100.0]
+        status, _ = infer_one(server, "counts", 3.0)
         assert status == 501
 
 
-def test_a_script_that_fails_or_has_no_graph_is_told(tmp_path):
+def test_a_script_that_fails_or_has_no_graph_is_refused(tmp_path):
     add_identity(tmp_path, "cheap", 1, most=0)
     add_script(tmp_path, "broken", "1 / 0")
     add_script(tmp_path, "empty", "x = 1")
@@ -137,5 +137,5 @@ def test_a_script_that_fails_or_has_no_graph_is_told(tmp_path):
             "broken": "web_server.py raised ZeroDivisionError",
             "empty": "there are 0 ResponseOps among its names, not one",
         }.items():
-            status, found = control(server, name, "load")
-            assert (status, text in found) == (400, True), found
+            status, result = control(server, name, "load")
+            assert (status, text in result) == (400, True), result

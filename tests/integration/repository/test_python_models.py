@@ -90,8 +90,8 @@ def test_models_run_in_processes_and_ask_each_other(tmp_path):
         assert infer(server, "asks", [3.0]) == (200, {"OUTPUT0": [6.0]})
         status, text = infer(server, "asks", [-3.0])
         assert (status, text) == (500, "negative")
-        _, found = infer(server, "twice", [1000.0])
-        pid = int(found["OUTPUT0"][0]) // 2
+        _, result = infer(server, "twice", [1000.0])
+        pid = int(result["OUTPUT0"][0]) // 2
         assert pid != os.getpid()
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: infer(server, "twice", [1.0])[0] == 200)
@@ -113,7 +113,7 @@ def test_instances_may_be_threads_of_the_server(tmp_path):
     assert (folder / "1" / "finalized").exists()
 
 
-def test_what_cannot_run_in_threads_is_refused(tmp_path):
+def test_a_model_that_cannot_run_in_threads_is_refused(tmp_path):
     add_python(tmp_path, "lost", DOUBLES, IN_THREADS % "fiber")
     add_python(tmp_path, "two", DOUBLES, "instance_group { count: 2 }" + IN_THREADS % "thread")
     with serving(tmp_path) as server:
@@ -215,7 +215,7 @@ dynamic_batching { preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 600
 """
 
 
-def test_a_decoupled_model_gets_the_requests_of_a_batch_each_with_a_sender_of_its_own(tmp_path):
+def test_a_decoupled_model_gets_a_batch_with_a_sender_for_each_request(tmp_path):
     add_python(tmp_path, "together", TOGETHER, GATHERED)
     with serving(tmp_path, mode="none") as server, ThreadPoolExecutor(4) as callers:
         url = f"http://127.0.0.1:{server.http_port}/v2/models/together/generate_stream"
@@ -303,13 +303,13 @@ def test_a_response_may_have_parameters(tmp_path):
         for request in (sent, sent, wanted, wanted):  # the second of each is known to the lane
             _, _, answer = http(server, "POST", "/v2/models/says/infer", request)
             assert answer["parameters"] == {"a": 1, "b": "two", "c": True}
-            assert [each["name"] for each in answer["outputs"]] == ["OUTPUT0"]
+            assert [item["name"] for item in answer["outputs"]] == ["OUTPUT0"]
         status, text = infer(server, "says", [-1.0])
         assert status == 400
         assert "values to have type bool/int/str, found type <class 'float'>" in text
 
 
-def test_a_model_that_does_not_start_says_why(tmp_path):
+def test_a_model_that_does_not_start_gives_the_reason(tmp_path):
     code = (
         "class TritonPythonModel:\n    def initialize(self, args):\n        raise OSError('no')\n"
     )
@@ -363,7 +363,7 @@ from elsewhere_%s import *
 """
 
 
-def test_a_hook_of_a_class_that_comes_from_elsewhere_is_called(tmp_path):
+def test_an_inherited_hook_is_called(tmp_path):
     for name, code in (("asks", ASKS), ("doubles", DOUBLES)):
         folder = add_python(tmp_path, name, INHERITS % name, config=None)
         (folder / "config.pbtxt").write_text('backend: "python"')
@@ -447,7 +447,7 @@ ITERATIVE = "sequence_batching { iterative_sequence: true }"
 
 
 @pytest.mark.parametrize("config", ["", "dynamic_batching { }", ITERATIVE])
-def test_a_request_that_is_rescheduled_comes_again(config, tmp_path):
+def test_a_rescheduled_request_runs_again(config, tmp_path):
     add_python(tmp_path, "again", AGAIN, config)
     with serving(tmp_path, mode="none") as server:
         for rounds in (0.0, 1.0, 3.0, 2000.0):
@@ -458,20 +458,21 @@ def test_a_request_that_is_rescheduled_comes_again(config, tmp_path):
 
 def streamed(server, model, value):
     """What a model sends for a request, over gRPC."""
-    asked = pb.ModelInferRequest(model_name=model)
+    ModelInferRequest = pb.ModelInferRequest(model_name=model)
     array = np.full((1, 1), value, np.float32)
-    add_tensor(asked.inputs, asked.raw_input_contents, "INPUT0", array)
+    add_tensor(ModelInferRequest.inputs, ModelInferRequest.raw_input_contents, "INPUT0", array)
     with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
         call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        answers = call(iter([asked.SerializeToString()]))
-        found = [pb.ModelStreamInferResponse.FromString(each) for each in answers]
+        answers = call(iter([ModelInferRequest.SerializeToString()]))
+        results = [pb.ModelStreamInferResponse.FromString(answer) for answer in answers]
         return [
-            np.frombuffer(each.infer_response.raw_output_contents[0], "f4")[0] for each in found
+            np.frombuffer(result.infer_response.raw_output_contents[0], "f4")[0]
+            for result in results
         ]
 
 
 @pytest.mark.parametrize("more", ["", ITERATIVE])
-def test_a_decoupled_request_that_is_rescheduled_comes_again(more, tmp_path):
+def test_a_rescheduled_decoupled_request_runs_again(more, tmp_path):
     config = "model_transaction_policy { decoupled: true } " + more
     add_python(tmp_path, "parts", PARTS, config)
     with serving(tmp_path, mode="none") as server:
@@ -484,10 +485,14 @@ def test_sequences_stay_with_an_instance_and_have_controls(tmp_path):
         sums = {}
         for step in range(3):
             for key in range(1, 5):
-                said = {"sequence_id": key, "sequence_start": step == 0, "sequence_end": step == 2}
+                fields = {
+                    "sequence_id": key,
+                    "sequence_start": step == 0,
+                    "sequence_end": step == 2,
+                }
                 x = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [key]}
                 status, _, answer = http(
-                    server, "POST", "/v2/models/sums/infer", {"inputs": [x], "parameters": said}
+                    server, "POST", "/v2/models/sums/infer", {"inputs": [x], "parameters": fields}
                 )
                 assert status == 200, answer
                 sums[key] = answer["outputs"][0]["data"]
@@ -525,7 +530,7 @@ def test_workers_of_all_models_come_from_two_zygotes_which_are_replaced(tmp_path
 
 def children(pid):
     with contextlib.suppress(OSError):  # it is gone
-        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(part) for part in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
 
 
@@ -539,23 +544,23 @@ def test_every_request_ends_while_workers_and_zygotes_are_killed(tmp_path):
 
         asked = [callers.submit(ask, number) for number in range(200)]
         for _ in range(4):
-            found = server._processes.processes.zygotes._zygotes
-            zygotes = [each.pid for each in list(found) if each.pid is not None]  # known by now
-            for pid in [*zygotes[:1], *(pid for each in zygotes[1:] for pid in children(each))]:
+            result = server._processes.processes.zygotes._zygotes
+            zygotes = [item.pid for item in list(result) if item.pid is not None]  # known by now
+            for pid in [*zygotes[:1], *(pid for zygote in zygotes[1:] for pid in children(zygote))]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        statuses = {each.result(60) for each in asked}
+        statuses = {item.result(60) for item in asked}
         assert statuses <= {200, 500, 503}, statuses
         wait_until(lambda: infer(server, "a", [1.0])[0] == infer(server, "b", [1.0])[0] == 200)
 
 
-def test_a_sequence_whose_id_its_control_cannot_hold_is_refused(tmp_path):
+def test_a_sequence_id_of_the_wrong_type_is_refused(tmp_path):
     add_python(tmp_path, "sums", SUMS, SEQUENCES)
     with serving(tmp_path, mode="none") as server:
         sent = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
-        said = {"sequence_id": "text", "sequence_start": True}
+        fields = {"sequence_id": "text", "sequence_start": True}
         status, _, answer = http(
-            server, "POST", "/v2/models/sums/infer", {**sent, "parameters": said}
+            server, "POST", "/v2/models/sums/infer", {**sent, "parameters": fields}
         )
         assert status == 400
         assert "'CORRID' data-type is 'BYTES', but model 'sums' expects" in answer["error"]
@@ -572,8 +577,8 @@ def test_a_version_that_failed_is_not_ready(tmp_path):
             ("/versions/2", 404, "version 2 is not found"),
             ("/versions/18446744073709551616", 400, "failed to get model version"),
         ):
-            found, _, answer = http(server, "GET", f"/v2/models/broken{path}")
-            assert (found, text in answer["error"]) == (status, True), answer
+            result, _, answer = http(server, "GET", f"/v2/models/broken{path}")
+            assert (result, text in answer["error"]) == (status, True), answer
 
 
 SLEEPS = """
@@ -606,8 +611,8 @@ def test_coroutines_of_a_decoupled_model_run_side_by_side(tmp_path):
         def ask(value):
             return http(server, "POST", "/v2/models/sleeps/generate", {"INPUT0": value})[2]
 
-        found = list(callers.map(ask, [1.0, 2.0, 3.0]))
-        assert [each["OUTPUT0"] for each in found] == [1.0, 2.0, 3.0]
+        result = list(callers.map(ask, [1.0, 2.0, 3.0]))
+        assert [item["OUTPUT0"] for item in result] == [1.0, 2.0, 3.0]
 
 
 ADDER = """
@@ -646,7 +651,7 @@ def test_a_backend_can_be_a_python_file_of_the_backend_directory(tmp_path):
         assert infer(server, "ten", [1.0, 2.0]) == (200, {"OUTPUT0": [11.0, 12.0]})
 
 
-def test_a_backend_that_is_nowhere_is_named_with_the_file_that_would_be_it(tmp_path):
+def test_a_missing_backend_is_named_with_the_expected_file(tmp_path):
     (tmp_path / "models" / "m" / "1").mkdir(parents=True)
     (tmp_path / "models" / "m" / "config.pbtxt").write_text('backend: "adder"')
     with serving(tmp_path / "models", backend_directory=tmp_path) as server:

@@ -66,7 +66,7 @@ def ask(server, model, values):
     sent = {"inputs": [{"name": "R", "datatype": "FP32", "shape": shape, "data": values}]}
     status, _, answer = http(server, "POST", f"/v2/models/{model}/infer", sent)
     assert status == 200, answer
-    return {each["name"]: each["data"] for each in answer["outputs"]}
+    return {item["name"]: item["data"] for item in answer["outputs"]}
 
 
 def ask_all(server, model, requests):
@@ -98,7 +98,7 @@ def test_a_request_alone_is_a_batch_of_one(tmp_path):
 
 
 @pytest.mark.parametrize(("ragged", "shared"), [("", False), ("allow_ragged_batch: true", True)])
-def test_a_python_model_gets_different_shapes_together_only_if_it_says_so(tmp_path, ragged, shared):
+def test_a_python_model_gets_different_shapes_together_only_if_configured(tmp_path, ragged, shared):
     batching = OF_THREE.replace("60000000", "60000000" if shared else "100000")
     add_python(tmp_path, "sees", SEES)
     (tmp_path / "sees" / "config.pbtxt").write_text(PYTHON % ragged + batching)
@@ -109,7 +109,7 @@ def test_a_python_model_gets_different_shapes_together_only_if_it_says_so(tmp_pa
         assert saw == ([together] * 3 if shared else [[shape] for shape in together])
 
 
-def test_reshape_is_there_beside_it(tmp_path):
+def test_reshape_works_with_ragged_batches(tmp_path):
     add_ragged(tmp_path, "")
     path = tmp_path / "ragged" / "config.pbtxt"
     text = path.read_text()
@@ -140,14 +140,14 @@ def test_sequences_of_different_shapes_share_an_execution(tmp_path):
     def first(number):
         data = [float(number)] * number
         sent = {"name": "R", "datatype": "FP32", "shape": [1, number], "data": data}
-        told = {"sequence_id": number, "sequence_start": True, "sequence_end": True}
-        body = {"inputs": [sent], "parameters": told}
+        reported = {"sequence_id": number, "sequence_start": True, "sequence_end": True}
+        body = {"inputs": [sent], "parameters": reported}
         status, _, answer = http(server, "POST", "/v2/models/ragged/infer", body)
         assert status == 200, answer
-        return {each["name"]: each["data"] for each in answer["outputs"]}
+        return {item["name"]: item["data"] for item in answer["outputs"]}
 
     with serving(tmp_path, mode="none") as server, ThreadPoolExecutor(3) as pool:
         answers = list(pool.map(first, (1, 2, 3)))
-        assert [each["TWICE"] for each in answers] == [[2.0], [4.0] * 2, [6.0] * 3]
-        assert max(each["SO_FAR"][0] for each in answers) == 6, "all elements of the batch"
+        assert [answer["TWICE"] for answer in answers] == [[2.0], [4.0] * 2, [6.0] * 3]
+        assert max(answer["SO_FAR"][0] for answer in answers) == 6, "all elements of the batch"
         assert executions(server, "ragged") == 1

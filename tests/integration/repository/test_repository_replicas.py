@@ -108,14 +108,14 @@ def inference_count(server, name):
     return answer["model_stats"][0]["inference_count"]
 
 
-def test_statistics_are_those_of_all_replicas(server):
+def test_statistics_sum_all_replicas(server):
     before = inference_count(server, "same")  # other tests may have asked it
     assert statuses(server, "same") == [200] * 4
     for _ in range(2):
         assert inference_count(server, "same") == before + 4
 
 
-def test_all_load_and_all_unload_what_one_is_asked_to(server):
+def test_all_replicas_load_and_unload(server):
     assert statuses(server, "other") == [404] * 4
     assert control(server, "other", "load") == (200, None)
     assert statuses(server, "other") == [200] * 4
@@ -123,7 +123,7 @@ def test_all_load_and_all_unload_what_one_is_asked_to(server):
     assert statuses(server, "other") == [404] * 4
 
 
-def test_what_no_replica_can_load_is_an_error_and_what_was_there_goes_on(server):
+def test_a_load_that_fails_in_all_replicas_is_an_error_and_the_old_model_stays(server):
     before = pids(server)
     config = '{"backend": "nothing", "max_batch_size": 1}'
     for name, status in (("same", 200), ("other", 404)):
@@ -133,7 +133,7 @@ def test_what_no_replica_can_load_is_an_error_and_what_was_there_goes_on(server)
     assert pids(server) == before
 
 
-def test_a_replica_that_comes_for_another_has_what_was_loaded(server):
+def test_a_replacement_replica_has_the_loaded_models(server):
     assert control(server, "other", "load") == (200, None)
     before = pids(server)
     os.kill(killed := min(before), signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_a_replica_that_comes_for_another_has_what_was_loaded(server):
     assert control(server, "other", "unload") == (200, None)
 
 
-def test_a_replica_that_cannot_load_what_the_other_has_is_replaced(server, models):
+def test_a_replica_that_cannot_load_a_model_is_replaced(server, models):
     before = pids(server)
     starts = add_python(models, "late", fails=[2])
     assert control(server, "late", "load") == (200, None)
@@ -155,8 +155,8 @@ def test_a_replica_that_cannot_load_what_the_other_has_is_replaced(server, model
 def ask_sum(server, name, **parameters):
     """(status, the sum) of one more number."""
     x = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}
-    asked = {"inputs": [x], "parameters": parameters}
-    status, _, answer = http(server, "POST", f"/v2/models/{name}/infer", asked)
+    request = {"inputs": [x], "parameters": parameters}
+    status, _, answer = http(server, "POST", f"/v2/models/{name}/infer", request)
     return status, answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
 
 
@@ -165,5 +165,5 @@ def test_requests_of_a_sequence_come_to_the_replica_that_has_it(server, models):
     assert control(server, "sums", "load") == (200, None)
     for step in range(4):
         for number in (7, 8):
-            said = {"sequence_id": number, "sequence_start": step == 0}
-            assert ask_sum(server, "sums", **said) == (200, step + 1.0)
+            fields = {"sequence_id": number, "sequence_start": step == 0}
+            assert ask_sum(server, "sums", **fields) == (200, step + 1.0)

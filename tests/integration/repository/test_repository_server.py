@@ -44,10 +44,10 @@ def test_models_of_two_backends_and_two_versions(tmp_path):
         assert metadata["platform"] == "identity"
         assert metadata["inputs"] == [{"name": "INPUT0", "datatype": "FP32", "shape": [-1, -1]}]
         _, _, answer = http(server, "GET", "/v2/models/same/stats")
-        found = {each["version"]: each["inference_count"] for each in answer["model_stats"]}
-        assert found == {"1": 1, "3": 2}, "the latest is asked where none is named"
+        results = {item["version"]: item["inference_count"] for item in answer["model_stats"]}
+        assert results == {"1": 1, "3": 2}, "the latest is asked where none is named"
         _, _, answer = http(server, "GET", "/v2/models/stats")
-        names = [(each["name"], each["version"]) for each in answer["model_stats"]]
+        names = [(item["name"], item["version"]) for item in answer["model_stats"]]
         assert names == [("same", "1"), ("same", "3"), ("sums", "1")]
 
 
@@ -98,7 +98,7 @@ def test_loading_and_unloading(tmp_path):
         assert http(server, "GET", "/v2/models/same/stats")[0] == 400
 
 
-def test_a_new_version_takes_over_under_load_and_nothing_is_lost(tmp_path):
+def test_a_new_version_replaces_the_old_one_under_load_without_losses(tmp_path):
     folder = add_identity(tmp_path, "same", 1)
     with serving(tmp_path, models=("same",)) as server:
         answers, over = [], threading.Event()
@@ -130,14 +130,14 @@ def test_a_server_without_explicit_control_refuses_to_load(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/svc/prediction", "/api/same"])
-def test_there_is_no_pipeline(tmp_path, path):
+def test_a_repository_has_no_pipeline(tmp_path, path):
     add_identity(tmp_path, "same", 1)
     with serving(tmp_path, mode="none") as server:
         assert http(server, "POST", path, {"key": [], "value": []})[0] == 404
         assert http(server, "GET", "/health/ready")[0] == 200
 
 
-def test_metrics_tell_models_and_versions_apart(tmp_path):
+def test_metrics_separate_models_and_versions(tmp_path):
     add_identity(tmp_path, "same", 1, 2, more="version_policy { all {} }")
     with serving(tmp_path, mode="none") as server:
         infer(server, "same", [1.0], version="1")
@@ -165,8 +165,8 @@ def test_an_ensemble_asks_its_models_and_the_latest_of_each(tmp_path):
         assert control(server, "same", "load") == (200, None)
         assert infer(server, "whole", [3.0]) == (200, {"OUTPUT0": [3.0]})
         _, _, answer = http(server, "GET", "/v2/models/stats")
-        found = {(s["name"], s["version"]): s["inference_count"] for s in answer["model_stats"]}
-        assert found == {("same", "2"): 1, ("whole", "1"): 2}
+        results = {(s["name"], s["version"]): s["inference_count"] for s in answer["model_stats"]}
+        assert results == {("same", "2"): 1, ("whole", "1"): 2}
         assert control(server, "same", "unload") == (200, None)
         status, text = infer(server, "whole", [1.0])
         assert status == 404, text
@@ -182,7 +182,7 @@ def test_a_server_without_its_repository_is_not_live_or_ends(tmp_path):
 
 
 @pytest.mark.parametrize("edge", ["embedded", "gateway"])
-def test_a_model_that_failed_is_known_but_not_there(edge, tmp_path, gateway_binary):
+def test_a_failed_model_is_known_but_not_available(edge, tmp_path, gateway_binary):
     add_identity(tmp_path, "good", 1)
     (add_onnx(tmp_path, "bad", ONNX) / "1" / "model.onnx").write_bytes(b"nonsense")
     with serving(tmp_path, mode="none", exits=False, server={"edge": edge}) as server:
@@ -248,7 +248,7 @@ def test_a_model_may_have_other_shapes_than_its_callers_see(tmp_path, config):
             assert answer["outputs"][0]["data"] == [2, 4, 6]
 
 
-def test_ports_have_addresses_of_their_own_and_may_be_closed(tmp_path):
+def test_ports_have_separate_addresses_and_may_be_closed(tmp_path):
     add_identity(tmp_path, "m", 1)
     hosts = {"http_host": "127.0.0.1", "rpc_host": "127.0.0.2"}
     dag = {"enable_prometheus": True, "prometheus_port": 0, "prometheus_host": "127.0.0.3"}
@@ -280,7 +280,7 @@ def test_health_has_no_body_as_scripts_of_tritons_users_expect(tmp_path):
                 assert (answer.status, answer.read()) == (200, b"")
 
 
-def test_instances_share_resources_with_those_of_other_models(tmp_path):
+def test_instances_share_resources_with_other_models(tmp_path):
     group = 'instance_group { kind: KIND_CPU rate_limiter { resources { name: "r" count: %d } } }'
     add_identity(tmp_path, "one", 1, more=group % 2)
     add_identity(tmp_path, "other", 1, more=group % 1)
@@ -293,7 +293,7 @@ def test_instances_share_resources_with_those_of_other_models(tmp_path):
         assert infer(server, "other", [1.0]) == (200, {"OUTPUT0": [1.0]})
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_which(tmp_path):
+def test_a_port_in_use_is_an_error_with_its_name(tmp_path):
     add_identity(tmp_path, "m", 1)
     with serving(tmp_path, mode="none") as server:
         settings = {**SERVER, "rpc_port": server.rpc_port}
@@ -305,7 +305,7 @@ def test_a_port_that_is_taken_is_an_error_that_says_which(tmp_path):
     assert (caught.value.key, caught.value.port) == ("rpc_port", settings["rpc_port"])
 
 
-def test_servers_share_a_port_if_they_both_say_so(tmp_path):
+def test_servers_share_a_port_if_both_are_configured(tmp_path):
     add_identity(tmp_path, "m", 1)
     shared = {"reuse_port": True}
     with serving(tmp_path, mode="none", server=shared) as server:

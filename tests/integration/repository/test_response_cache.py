@@ -35,16 +35,18 @@ class TritonPythonModel:
 def stats(server, model):
     """The one model's statistics: (inference count, execution count, counts by name)."""
     _, _, answer = http(server, "GET", f"/v2/models/{model}/stats")
-    (found,) = answer["model_stats"]
-    counts = {name: found["inference_stats"][name]["count"] for name in COUNTS}
-    return found["inference_count"], found["execution_count"], counts
+    (result,) = answer["model_stats"]
+    counts = {name: result["inference_stats"][name]["count"] for name in COUNTS}
+    return result["inference_count"], result["execution_count"], counts
 
 
-def test_a_request_that_came_before_is_answered_without_a_worker(tmp_path):
+def test_a_repeated_request_is_answered_without_a_worker(tmp_path):
     add_python(tmp_path, "counts", COUNTER, KEEPS)
     with serving(tmp_path, "none", CACHE) as server:
-        told = [infer(server, "counts", values)[1]["OUTPUT0"] for values in ([5.0], [6.0], [5.0])]
-        assert told == [[1.0], [2.0], [1.0]]
+        reported = [
+            infer(server, "counts", values)[1]["OUTPUT0"] for values in ([5.0], [6.0], [5.0])
+        ]
+        assert reported == [[1.0], [2.0], [1.0]]
         large = [1.0] * 50_000
         assert infer(server, "counts", large)[1] == infer(server, "counts", large)[1]
         assert stats(server, "counts") == (
@@ -54,7 +56,7 @@ def test_a_request_that_came_before_is_answered_without_a_worker(tmp_path):
         )
 
 
-def said(server, model, **parameters):
+def infer_with(server, model, **parameters):
     x = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [5.0]}
     sent = {"inputs": [x], "parameters": parameters}
     status, _, answer = http(server, "POST", f"/v2/models/{model}/infer", sent)
@@ -62,18 +64,18 @@ def said(server, model, **parameters):
     return answer["outputs"][0]["data"]
 
 
-def test_an_answer_of_other_parameters_is_none_of_a_request_that_its_model_reads(tmp_path):
+def test_requests_with_different_parameters_have_separate_cache_entries(tmp_path):
     add_python(tmp_path, "counts", COUNTER, KEEPS)
     add_identity(tmp_path, "same", 1, more=KEEPS)
     with serving(tmp_path, "none", CACHE) as server:
         modes = ({"mode": 1}, {"mode": 2}, {}, {"mode": 1}, {"mode": 1, "priority": 2})
-        assert [said(server, "counts", **mode) for mode in modes] == [[1], [2], [3], [1], [1]]
+        assert [infer_with(server, "counts", **mode) for mode in modes] == [[1], [2], [3], [1], [1]]
         for mode in modes:
-            said(server, "same", **mode)
+            infer_with(server, "same", **mode)
         assert stats(server, "same")[2]["cache_miss"] == 1, "it gets no parameters"
 
 
-def test_errors_are_not_kept(tmp_path):
+def test_errors_are_not_cached(tmp_path):
     add_python(tmp_path, "counts", COUNTER, KEEPS)
     with serving(tmp_path, "none", CACHE) as server:
         for _ in range(2):
@@ -106,7 +108,7 @@ def test_a_model_of_an_ensemble_keeps_its_answers(tmp_path):
         assert stats(server, "same")[2]["cache_hit"] == 1
 
 
-def test_a_reloaded_model_is_asked_again(tmp_path):
+def test_a_reloaded_model_runs_again(tmp_path):
     folder = add_python(tmp_path, "counts", COUNTER, KEEPS)
     with serving(tmp_path, "explicit", CACHE) as server:
         assert control(server, "counts", "load")[0] == 200
@@ -126,7 +128,7 @@ def test_answers_that_are_too_large_are_misses_and_no_errors(tmp_path, capsys):
     assert capsys.readouterr().out.count("Failed to insert key [") == 1
 
 
-def test_without_a_cache_nothing_is_kept(tmp_path):
+def test_without_a_cache_no_answer_is_stored(tmp_path):
     add_identity(tmp_path, "same", 1, more=KEEPS)
     with serving(tmp_path, "none") as server:
         for _ in range(2):

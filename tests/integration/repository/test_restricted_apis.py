@@ -31,7 +31,7 @@ def server(tmp_path):
         yield server
 
 
-def asked(server, method, path, headers=(), body=BODY, times=1):
+def statuses_of(server, method, path, headers=(), body=BODY, times=1):
     """The statuses of requests that are sent one after the other, and the last answer."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
     statuses = []
@@ -44,20 +44,20 @@ def asked(server, method, path, headers=(), body=BODY, times=1):
     return statuses, said
 
 
-def test_only_who_knows_the_value_is_answered_over_http(server):
+def test_restricted_apis_need_the_header_over_http(server):
     infer, knows = "/v2/models/same/infer", {"admin-key": "opens"}
     refused = {"error": "This API is restricted, expecting header 'admin-key'"}
     for headers in ({}, {"Admin-Key": "open"}, {"Admin-Key": ""}, {"Admin-Key": "opens "}):
-        statuses, said = asked(server, "POST", infer, headers, times=3)
+        statuses, said = statuses_of(server, "POST", infer, headers, times=3)
         assert (statuses, json.loads(said)) == ([403] * 3, refused)
-    assert asked(server, "POST", infer, knows, times=3)[0] == [200] * 3
-    assert asked(server, "POST", "/v2/repository/index", body="")[0] == [403]
-    assert asked(server, "POST", "/v2/repository/index", knows, body="")[0] == [200]
+    assert statuses_of(server, "POST", infer, knows, times=3)[0] == [200] * 3
+    assert statuses_of(server, "POST", "/v2/repository/index", body="")[0] == [403]
+    assert statuses_of(server, "POST", "/v2/repository/index", knows, body="")[0] == [200]
     for path in ("/v2", "/v2/health/live", "/v2/models/same", "/v2/models/same/config"):
-        assert asked(server, "GET", path, body=None)[0] == [200]
+        assert statuses_of(server, "GET", path, body=None)[0] == [200]
 
 
-def test_what_tells_the_same_elsewhere_is_restricted_alike(tmp_path):
+def test_equivalent_paths_are_also_restricted(tmp_path):
     add_identity(tmp_path, "same", 1)
     keys = [
         {"apis": ["statistics"], "header": "figures", "value": "a"},
@@ -68,7 +68,7 @@ def test_what_tells_the_same_elsewhere_is_restricted_alike(tmp_path):
     with serving(tmp_path, mode="none", server=of_server) as server:
 
         def status(path, headers):
-            return asked(server, "GET", path, headers, body=None)[0]
+            return statuses_of(server, "GET", path, headers, body=None)[0]
 
         for path in ("/metrics", "/metrics/", "/metric%73", "/models.json", "/models%2Ejson"):
             assert status(path, {}) == [403], path
@@ -79,13 +79,13 @@ def test_what_tells_the_same_elsewhere_is_restricted_alike(tmp_path):
 
 
 @pytest.mark.parametrize("edge", ["embedded", "gateway"])
-def test_only_who_knows_the_value_is_answered_over_grpc(edge, tmp_path, gateway_binary):
+def test_restricted_apis_need_the_header_over_grpc(edge, tmp_path, gateway_binary):
     add_identity(tmp_path, "same", 1)
     with serving(tmp_path, mode="none", server={**RESTRICTED, "edge": edge}) as server:
-        answers_over_grpc_who_knows_the_value(server)
+        check_grpc_needs_the_value(server)
 
 
-def answers_over_grpc_who_knows_the_value(server):
+def check_grpc_needs_the_value(server):
     message = pb.ModelInferRequest(model_name="same")
     value = np.ones((1, 1), np.float32)
     add_tensor(message.inputs, message.raw_input_contents, "INPUT0", value)

@@ -33,9 +33,9 @@ def memory():
 def registered(tmp_path, memory, **settings):
     add_identity(tmp_path, "same", 1)
     with serving(tmp_path, mode="none", server={**ALLOWED, **settings}) as server:
-        said = {"key": f"/{memory.name}", "byte_size": 2 * VALUES.nbytes}
+        fields = {"key": f"/{memory.name}", "byte_size": 2 * VALUES.nbytes}
         path = "/v2/systemsharedmemory/region/mine/register"
-        assert http(server, "POST", path, said)[0] == 200
+        assert http(server, "POST", path, fields)[0] == 200
         yield server
 
 
@@ -47,7 +47,7 @@ def place(offset, size=VALUES.nbytes, region="mine"):
     }
 
 
-def asked(inside, outside=None):
+def infer_body(inside, outside=None):
     wanted = {"name": "OUTPUT0"} | ({} if outside is None else {"parameters": outside})
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 8], "parameters": inside}
     return {"inputs": [tensor], "outputs": [wanted]}
@@ -59,19 +59,19 @@ def written(memory):
 
 def test_inputs_are_read_and_outputs_written_in_place(tmp_path, memory):
     with registered(tmp_path, memory) as server:
-        request = asked(place(0), place(VALUES.nbytes))
+        request = infer_body(place(0), place(VALUES.nbytes))
         for _ in range(3):  # the forms of requests are remembered
             status, _, answer = http(server, "POST", "/v2/models/same/infer", request)
             shown = [{"name": "OUTPUT0", "datatype": "FP32", "shape": [1, 8]}]
             assert (status, answer["outputs"]) == (200, shown)
             assert written(memory) == VALUES.tobytes()
             memory.write_bytes(VALUES.tobytes() + bytes(VALUES.nbytes))
-        _, _, answer = http(server, "POST", "/v2/models/same/infer", asked(place(0)))
+        _, _, answer = http(server, "POST", "/v2/models/same/infer", infer_body(place(0)))
         assert answer["outputs"][0]["data"] == VALUES.tolist()
         _, _, regions = http(server, "GET", "/v2/systemsharedmemory/status")
         size = 2 * VALUES.nbytes
-        told = {"name": "mine", "key": f"/{memory.name}", "offset": 0, "byte_size": size}
-        assert regions == [told]
+        reported = {"name": "mine", "key": f"/{memory.name}", "offset": 0, "byte_size": size}
+        assert regions == [reported]
         assert http(server, "POST", "/v2/systemsharedmemory/unregister")[0] == 200
         status, _, answer = http(server, "POST", "/v2/models/same/infer", request)
         assert status == 404
@@ -108,27 +108,31 @@ def test_the_same_by_messages(tmp_path, memory):
 @pytest.mark.parametrize(
     ("request_", "status", "text"),
     [
-        (asked(place(0, 16)), 400, "Expected 32, got 16"),
-        (asked(place(64)), 400, "Invalid offset for shared memory region: 'mine'"),
-        (asked(place(60)), 400, "Invalid offset + byte size for shared memory region: 'mine'"),
-        (asked(place(2**64 - 1)), 400, "Invalid offset"),
-        (asked(place(0, region="hers")), 404, "Unable to find shared memory region: 'hers'"),
-        (asked(place(0), place(32, 16)), 500, "should be at least 32 bytes to hold the results"),
-        (asked(place(0), place(60)), 400, "Invalid offset + byte size"),
-        (asked({"shared_memory_offset": 5}), 400, "no field is set"),
+        (infer_body(place(0, 16)), 400, "Expected 32, got 16"),
+        (infer_body(place(64)), 400, "Invalid offset for shared memory region: 'mine'"),
+        (infer_body(place(60)), 400, "Invalid offset + byte size for shared memory region: 'mine'"),
+        (infer_body(place(2**64 - 1)), 400, "Invalid offset"),
+        (infer_body(place(0, region="hers")), 404, "Unable to find shared memory region: 'hers'"),
+        (
+            infer_body(place(0), place(32, 16)),
+            500,
+            "should be at least 32 bytes to hold the results",
+        ),
+        (infer_body(place(0), place(60)), 400, "Invalid offset + byte size"),
+        (infer_body({"shared_memory_offset": 5}), 400, "no field is set"),
     ],
 )
-def test_what_is_not_there_is_refused(tmp_path, memory, request_, status, text):
+def test_an_invalid_region_is_refused(tmp_path, memory, request_, status, text):
     with registered(tmp_path, memory) as server:
-        found, _, answer = http(server, "POST", "/v2/models/same/infer", request_)
-        assert (found, text in answer["error"]) == (status, True), answer
+        result, _, answer = http(server, "POST", "/v2/models/same/infer", request_)
+        assert (result, text in answer["error"]) == (status, True), answer
         assert written(memory) == bytes(VALUES.nbytes)
 
 
 def test_a_file_that_was_cut_short_is_an_error_of_the_request(tmp_path, memory):
     with registered(tmp_path, memory) as server:
         memory.write_bytes(b"short")
-        for request in (asked(place(0)), asked(place(0), place(VALUES.nbytes))):
+        for request in (infer_body(place(0)), infer_body(place(0), place(VALUES.nbytes))):
             status, _, answer = http(server, "POST", "/v2/models/same/infer", request)
             assert (status, answer["error"][-21:]) == (400, "memory region: 'mine'")
         assert memory.read_bytes() == b"short"
@@ -139,11 +143,11 @@ def test_more_than_a_message_may_have_is_not_read(tmp_path, memory):
     os.truncate(memory, most + 4)  # takes no more memory than before
     add_identity(tmp_path, "same", 1)
     with serving(tmp_path, mode="none", server={**ALLOWED, "max_message_bytes": most}) as server:
-        said = {"key": memory.name, "byte_size": most + 4}
+        fields = {"key": memory.name, "byte_size": most + 4}
         path = "/v2/systemsharedmemory/region/mine/register"
-        assert http(server, "POST", path, said)[0] == 200
+        assert http(server, "POST", path, fields)[0] == 200
         for size, wanted in ((most, 200), (most + 4, 413)):
-            request = asked(place(0, size), place(0, most))
+            request = infer_body(place(0, size), place(0, most))
             request["inputs"][0]["shape"] = [1, size // 4]
             status, _, answer = http(server, "POST", "/v2/models/same/infer", request)
             assert status == wanted, answer
@@ -158,11 +162,11 @@ def test_it_is_off_at_an_open_address(tmp_path, allow):
         path = "/v2/systemsharedmemory/region/mine/register"
         status, _, answer = http(server, "POST", path, {"key": "x", "byte_size": 8})
         assert (status, "--allow-client-shm=true" in answer["error"]) == (501, True)
-        status, _, answer = http(server, "POST", "/v2/models/same/infer", asked(place(0)))
+        status, _, answer = http(server, "POST", "/v2/models/same/infer", infer_body(place(0)))
         assert (status, "--allow-client-shm=true" in answer["error"]) == (501, True)
 
 
-def test_cards_have_none(tmp_path, memory):
+def test_gpu_memory_is_not_supported(tmp_path, memory):
     with registered(tmp_path, memory) as server:
         assert http(server, "GET", "/v2/cudasharedmemory/status")[2] == []
         path = "/v2/cudasharedmemory/region/mine/register"

@@ -67,9 +67,9 @@ def stateful(nodes, kind, shown, shape):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_state_goes_from_step_to_step(server, name):
+def test_a_state_is_passed_from_step_to_step(server, name):
     _, kind, _, _, values, expected = MODELS[name]
-    shape, said = [1, 1] if name == "batches" else [1], []
+    shape, messages = [1, 1] if name == "batches" else [1], []
     for place, value in enumerate(values):
         flags = {"sequence_start": place == 0, "sequence_end": place == len(values) - 1}
         datatype = "BYTES" if kind == "STRING" else kind
@@ -77,5 +77,5 @@ def test_a_state_goes_from_step_to_step(server, name):
         sent = {"inputs": [x], "parameters": {"sequence_id": 7, **flags}}
         status, _, answer = http(server, "POST", f"/v2/models/{name}/infer", sent)
         assert status == 200, answer
-        said.append(answer["outputs"][0]["data"])
-    assert said == expected
+        messages.append(answer["outputs"][0]["data"])
+    assert messages == expected

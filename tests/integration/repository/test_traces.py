@@ -28,16 +28,16 @@ def settings(path, **more):
 
 def traces_of(path):
     """{id: (name, parent, the names of its times)}, and the tensors by id."""
-    found, tensors = {}, {}
+    collected, tensors = {}, {}
     for entry in json.loads(path.read_bytes()):
         if "model_name" in entry:
-            found[entry["id"]] = (entry["model_name"], entry.get("parent_id"), {})
+            collected[entry["id"]] = (entry["model_name"], entry.get("parent_id"), {})
         elif "tensor" in entry:
             tensors.setdefault(entry["id"], []).append((entry["activity"], entry["tensor"]))
         else:
             for stamp in entry["timestamps"]:
-                found[entry["id"]][2][stamp["name"]] = stamp["ns"]
-    return found, tensors
+                collected[entry["id"]][2][stamp["name"]] = stamp["ns"]
+    return collected, tensors
 
 
 @pytest.fixture
@@ -65,17 +65,17 @@ def test_each_door_and_each_step_is_seen(repository, tmp_path):
         assert infer(server, "same", [1.0])[0] == 200
         over_grpc(server, "same")
         assert infer(server, "whole", [2.0])[0] == 200
-    found, _ = traces_of(path)
-    assert [(name, parent) for name, parent, _ in found.values()] == [
+    result, _ = traces_of(path)
+    assert [(name, parent) for name, parent, _ in result.values()] == [
         ("same", None), ("same", None), ("same", None), ("whole", None), ("same", 4),
     ]  # fmt: skip
-    assert set(found[1][2]) == STAGES | OF_HTTP
-    assert set(found[2][2]) == set(found[3][2]) == STAGES | OF_GRPC
-    assert set(found[4][2]) == OF_HTTP | {
+    assert set(result[1][2]) == STAGES | OF_HTTP
+    assert set(result[2][2]) == set(result[3][2]) == STAGES | OF_GRPC
+    assert set(result[4][2]) == OF_HTTP | {
         *("REQUEST_START", "QUEUE_START", "INFER_RESPONSE_COMPLETE", "REQUEST_END"),
     }
-    assert set(found[5][2]) == STAGES
-    for _, _, times in found.values():
+    assert set(result[5][2]) == STAGES
+    for _, _, times in result.values():
         in_order = [
             name for name in ("REQUEST_START", "COMPUTE_START", "COMPUTE_END") if name in times
         ]
@@ -93,7 +93,7 @@ def test_tensors_are_seen_on_both_sides(repository, tmp_path):
     ] * 2
 
 
-def test_settings_change_what_is_traced_and_where(repository, tmp_path):
+def test_settings_change_the_traced_requests_and_the_file(repository, tmp_path):
     path = tmp_path / "traces"
     with serving(repository, mode="none", server=settings(path, level=[])) as server:
         infer(server, "same", [1.0])
@@ -131,16 +131,16 @@ class TritonPythonModel:
 """
 
 
-def test_what_a_python_model_asks_is_a_part_of_its_request(repository, tmp_path):
+def test_the_call_of_a_python_model_is_a_child_of_its_request(repository, tmp_path):
     add_python(repository, "asks", ASKS)
     path = tmp_path / "traces"
     with serving(repository, mode="none", server=settings(path)) as server:
         assert infer(server, "asks", [1.0])[0] == 200
-    found, _ = traces_of(path)
-    assert [(name, parent) for name, parent, _ in found.values()] == [("asks", None), ("same", 1)]
+    result, _ = traces_of(path)
+    assert [(name, parent) for name, parent, _ in result.values()] == [("asks", None), ("same", 1)]
 
 
-def test_what_is_no_setting_is_refused_and_an_unknown_model_first(repository, tmp_path):
+def test_an_invalid_setting_is_refused_after_an_unknown_model(repository, tmp_path):
     with serving(repository, mode="none", server=settings(tmp_path / "t")) as server:
         refused = {
             "/v2/trace/setting": (501, "trace file location can not be updated"),

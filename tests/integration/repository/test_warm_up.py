@@ -49,8 +49,8 @@ def sample(requests=1, count=1, key="INPUT0", dims="2", data="zero_data: true"):
     return WARM_UP % (requests, count, key, dims, data)
 
 
-def seen(folder):
-    return {each.name: each.read_text().splitlines() for each in sorted(folder.glob("seen.*"))}
+def logged_samples(folder):
+    return {path.name: path.read_text().splitlines() for path in sorted(folder.glob("seen.*"))}
 
 
 def test_each_instance_runs_each_sample_before_the_model_is_ready(tmp_path):
@@ -58,7 +58,7 @@ def test_each_instance_runs_each_sample_before_the_model_is_ready(tmp_path):
     folder = add_python(tmp_path, "m", NOTES, group + sample(3, 2))
     with serving(tmp_path, "none") as server:
         each = ["3 [[0.0, 0.0]]"] * 2
-        assert seen(folder) == {"seen.m_0_0": each, "seen.m_0_1": each}
+        assert logged_samples(folder) == {"seen.m_0_0": each, "seen.m_0_1": each}
         assert infer(server, "m", [1.0, 2.0]) == (200, {"OUTPUT0": [1.0, 2.0]})
         _, _, answer = http(server, "GET", "/v2/models/m/stats")
         assert answer["model_stats"][0]["inference_count"] == 1, "samples are not counted"
@@ -69,7 +69,7 @@ def test_data_of_a_file_come_to_the_model(tmp_path):
     (folder / "warmup").mkdir()
     (folder / "warmup" / "raw").write_bytes(array_to_raw(np.array([3, 4, 5], np.float32)))
     with serving(tmp_path, "none"):
-        assert seen(folder) == {"seen.m_0": ["1 [[3.0, 4.0]]"]}
+        assert logged_samples(folder) == {"seen.m_0": ["1 [[3.0, 4.0]]"]}
 
 
 def test_a_model_that_fails_at_a_sample_is_not_loaded(tmp_path):
@@ -97,7 +97,7 @@ def test_a_model_that_fails_at_a_sample_is_not_loaded(tmp_path):
         (sample(data='input_data_file: "../config.pbtxt"'), "is not in the folder warmup"),
     ],
 )
-def test_what_is_wrong_with_a_sample_is_told(tmp_path, warm_up, text):
+def test_an_invalid_sample_is_refused_with_its_reason(tmp_path, warm_up, text):
     folder = add_identity(tmp_path, "m", 1, more=warm_up)
     (folder / "warmup").mkdir()
     (folder / "warmup" / "short").write_bytes(b"1234")

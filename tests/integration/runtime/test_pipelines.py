@@ -26,7 +26,7 @@ class Reading(RequestOp):
     input_tensors = (Tensor("x", "BYTES", (1,)),)
 
 
-class Says(Op):
+class AppendsWord(Op):
     output_tensors = (Tensor("y", "BYTES", (1,)),)
 
     def __init__(self, name, word):
@@ -46,7 +46,7 @@ class Two:
     """A server with the pipelines "one" and "two"."""
 
     def __init__(self, **config):
-        self.first, self.second = Says("a", "one "), Says("b", "two ")
+        self.first, self.second = AppendsWord("a", "one "), AppendsWord("b", "two ")
         self.server = PipelineServer("one")
         self.server.set_response_op(ResponseOp(self.first))
         self.server.add_pipeline("two", ResponseOp(self.second))
@@ -139,11 +139,11 @@ def test_the_index_and_the_statistics_have_both(two):
     two.says("two")
     assert two.index() == dict.fromkeys(("one", "a", "two", "b"), ("READY", ""))
     _, _, answer = http(two, "GET", "/v2/models/stats")
-    counts = {each["name"]: each["inference_count"] for each in answer["model_stats"]}
+    counts = {item["name"]: item["inference_count"] for item in answer["model_stats"]}
     assert counts == {"a": 0, "b": 1, "one": 0, "two": 1}
 
 
-def test_each_has_sinks_and_a_tracer_with_files_of_its_own(opened_for, tmp_path, monkeypatch):
+def test_each_pipeline_has_its_own_sinks_and_tracer_files(opened_for, tmp_path, monkeypatch):
     monkeypatch.setenv("SERVING_LOG_PATH", str(tmp_path))
     with Two(sinks={"told": None}, dag={"tracer": {"interval_s": 3600}}) as two:
         for name in ("one", "two", "two"):
@@ -168,8 +168,8 @@ def test_each_writes_its_profile(capfd):
 def test_a_pipeline_that_joins_keeps_its_own_dag(tmp_path, monkeypatch):
     monkeypatch.setenv("SERVING_LOG_PATH", str(tmp_path))
     one, two = PipelineServer("one"), PipelineServer("two")
-    one.set_response_op(ResponseOp(Says("a", "one ")))
-    two.set_response_op(ResponseOp(Says("b", "two ")))
+    one.set_response_op(ResponseOp(AppendsWord("a", "one ")))
+    two.set_response_op(ResponseOp(AppendsWord("b", "two ")))
     one.prepare_server(yml_dict=CONFIG)
     own = {"tracer": {"interval_s": 3600}, "retry": 2, "forward_headers": "x-user"}
     two.prepare_server(yml_dict=CONFIG | {"dag": own})
@@ -228,44 +228,44 @@ def test_unloading_one_drains_it_and_leaves_the_other(two):
 
 def test_two_models_of_one_name_are_an_error_that_names_both():
     server = PipelineServer("one")
-    server.set_response_op(ResponseOp(Says("a", "")))
+    server.set_response_op(ResponseOp(AppendsWord("a", "")))
     with pytest.raises(GraphError, match="Op 'a' of the pipeline 'one' and Op 'a' of the pipeline"):
-        server.add_pipeline("two", ResponseOp(Says("a", "")))
+        server.add_pipeline("two", ResponseOp(AppendsWord("a", "")))
     with pytest.raises(GraphError, match="the pipeline 'one' and Op 'one' of the pipeline 'two'"):
-        server.add_pipeline("two", ResponseOp(Says("one", "")))
+        server.add_pipeline("two", ResponseOp(AppendsWord("one", "")))
     for name in ("one", "", "a/b", 5, None):
         with pytest.raises(GraphError, match=f"without slashes, found {name!r} beside 'one'"):
-            server.add_pipeline(name, ResponseOp(Says("b", "")))
-    server.add_pipeline("two", ResponseOp(Says("two", "")))
-    server.set_response_op(ResponseOp(Says("c", "")))
+            server.add_pipeline(name, ResponseOp(AppendsWord("b", "")))
+    server.add_pipeline("two", ResponseOp(AppendsWord("two", "")))
+    server.set_response_op(ResponseOp(AppendsWord("c", "")))
     server.prepare_server(yml_dict=CONFIG)
     assert [*server._graphs] == ["one", "two"], "nothing is left of what was refused"
 
 
-def test_the_name_of_the_server_is_that_of_its_own_graph():
+def test_the_name_of_the_server_belongs_to_its_own_graph():
     server = PipelineServer("one")
     with pytest.raises(GraphError, match="found 'one' beside 'one'"):
-        server.add_pipeline("one", ResponseOp(Says("a", "")))
+        server.add_pipeline("one", ResponseOp(AppendsWord("a", "")))
 
 
-def test_a_server_may_be_made_of_added_pipelines_alone_that_read_the_same_request_op():
+def test_a_server_may_have_added_pipelines_only_with_a_shared_request_op():
     reading, server = RequestOp(), PipelineServer()
     for name in ("one", "two"):
-        op = Says(name, f"{name} ")
+        op = AppendsWord(name, f"{name} ")
         op.set_input_ops([reading])
         server.add_pipeline(name, ResponseOp(op))
     server.prepare_server(yml_dict={**CONFIG, "op": {"two": {"concurrency": 3}}})
     with server:
         for name in ("one", "two"):
             assert http(server, "POST", f"/api/{name}", {"x": "!"})[2] == {"y": f"{name} !"}
-        states = [each.engine.state() for each in server._service.models.graphs()]
+        states = [graph.engine.state() for graph in server._service.models.graphs()]
         assert [state.ops[0].workers.wanted for state in states] == [1, 3]
 
 
 # Statistics and logs ----------------------------------------------------------------------------
 
 
-def test_metrics_tell_the_pipelines_apart(two):
+def test_metrics_separate_the_pipelines(two):
     for _ in range(3):
         two.says("two")
     lines = two.text("/metrics").splitlines()
@@ -301,7 +301,7 @@ class Number(Op):
         return {"id": data_id}, False, None, ""
 
 
-def test_a_data_id_stands_for_one_request_of_the_server():
+def test_a_data_id_is_unique_in_the_server():
     server = PipelineServer("one")
     server.set_response_op(ResponseOp(Number("a", [RequestOp()])))
     server.add_pipeline("two", ResponseOp(Number("b", [RequestOp()])))
@@ -327,9 +327,9 @@ def test_one_is_overloaded_and_the_other_has_its_part_of_the_queue():
             held += [pool.submit(two.says, "two") for _ in range(3)]
             wait_until(lambda: engines[1].waiting == 2)
             two.second.goes_on.set()
-            assert [each.result(30) for each in held[7:]] == [(0, "", ["two !"])] * 3
+            assert [item.result(30) for item in held[7:]] == [(0, "", ["two !"])] * 3
             two.first.goes_on.set()
-            assert [each.result(30) for each in held[:7]] == [(0, "", ["one !"])] * 7
+            assert [item.result(30) for item in held[:7]] == [(0, "", ["one !"])] * 7
 
 
 class Mortal(Op):
@@ -340,7 +340,7 @@ class Mortal(Op):
 def test_a_worker_dies_and_the_other_pipeline_answers():
     server = PipelineServer("mortal")
     server.set_response_op(ResponseOp(Mortal("a", [RequestOp()])))
-    server.add_pipeline("two", ResponseOp(Says("b", "two ")))
+    server.add_pipeline("two", ResponseOp(AppendsWord("b", "two ")))
     server.prepare_server(yml_dict={**CONFIG, "op": {"a": {"workers": "process"}}})
     with server:
         before = http(server, "POST", "/api/mortal", {})[2]["pid"]
@@ -359,7 +359,7 @@ class Broken(Op):
         raise FileNotFoundError("embed.vocab")
 
 
-def test_one_that_cannot_start_is_named_and_nothing_is_left_running(open_files):
+def test_a_pipeline_that_cannot_start_is_named_and_none_is_left_running(open_files):
     server = PipelineServer("one")
     server.set_response_op(ResponseOp(Mortal("a", [RequestOp()])))
     server.add_pipeline("two", ResponseOp(Broken("b", [RequestOp()])))
@@ -369,7 +369,7 @@ def test_one_that_cannot_start_is_named_and_nothing_is_left_running(open_files):
     server.stop()
 
 
-def test_both_finish_what_they_have_when_the_server_stops():
+def test_both_pipelines_finish_their_requests_when_the_server_stops():
     with Two() as two:
         two.first.goes_on.clear()
         two.second.goes_on.clear()
@@ -381,5 +381,5 @@ def test_both_finish_what_they_have_when_the_server_stops():
             wait_until(lambda: two.server._service is None)
             two.first.goes_on.set()
             two.second.goes_on.set()
-            assert [each.result(30)[2] for each in held] == [["one !"], ["two !"]]
+            assert [item.result(30)[2] for item in held] == [["one !"], ["two !"]]
             stopped.result(30)

@@ -33,7 +33,7 @@ def path_of(name: str) -> Path:
     return Path(os.environ["SERVING_LOG_PATH"]) / name
 
 
-class Who(Op):
+class ProcessId(Op):
     """Says which process answered, and with which data id. The file `init` is what it does at its
     start: raise, exit, or wait until the file is gone."""
 
@@ -53,8 +53,8 @@ class Who(Op):
         return {"pid": str(os.getpid()), "data_id": str(data_id)}, False, None, ""
 
 
-def who() -> Op:
-    return Who(name="who", input_ops=[RequestOp()])
+def process_id_op() -> Op:
+    return ProcessId(name="who", input_ops=[RequestOp()])
 
 
 def ask(server: PipelineServer) -> tuple[int, int]:
@@ -67,9 +67,9 @@ def ask(server: PipelineServer) -> tuple[int, int]:
 
 def pids_of(server: PipelineServer, count: int) -> set[int]:
     """The processes that answer: waits until there are `count`."""
-    found: set[int] = set()
-    wait_until(lambda: found.add(ask(server)[0]) or len(found) == count)
-    return found
+    collected: set[int] = set()
+    wait_until(lambda: collected.add(ask(server)[0]) or len(collected) == count)
+    return collected
 
 
 def log() -> str:
@@ -79,8 +79,8 @@ def log() -> str:
 # Serving --------------------------------------------------------------------------------------
 
 
-def test_all_copies_answer_with_data_ids_of_their_own():
-    with server_for(who(), **{**TWO, "worker_num": 3}) as server:
+def test_all_replicas_answer_with_separate_data_ids():
+    with server_for(process_id_op(), **{**TWO, "worker_num": 3}) as server:
         pids_of(server, 3)
         ids = defaultdict(list)
         for _ in range(60):
@@ -94,7 +94,7 @@ def test_all_copies_answer_with_data_ids_of_their_own():
 
 
 def test_the_first_data_id_is_the_copys_number():
-    with server_for(who(), **TWO) as server:
+    with server_for(process_id_op(), **TWO) as server:
         first: dict[int, int] = {}
 
         def both_answered() -> bool:
@@ -131,46 +131,46 @@ def test_batches_form_in_copies_too():
 
 
 def test_they_are_ready_when_start_returns():
-    with server_for(who(), **TWO) as server:
+    with server_for(process_id_op(), **TWO) as server:
         for _ in range(20):
             assert readiness(server) == 200
 
 
 def test_servers_run_one_after_the_other_and_at_once():
-    server = server_for(who(), **TWO)
+    server = server_for(process_id_op(), **TWO)
     with server:
         pids = pids_of(server, 2)
-    with server, server_for(who(), **TWO) as second:
+    with server, server_for(process_id_op(), **TWO) as second:
         pids |= pids_of(server, 2) | pids_of(second, 2)
     assert len(pids) == 6
 
 
-def test_a_server_ends_by_itself_beside_one_that_was_started_later(monkeypatch):
+def test_a_server_can_stop_before_one_that_was_started_later(monkeypatch):
     monkeypatch.setattr(
         "pipeline.runtime.replicas._DISCONNECTED_TIMEOUT_S", 600.0
     )  # its copies end without being killed
-    server = server_for(who(), stop_grace_period=600_000, **TWO)
+    server = server_for(process_id_op(), stop_grace_period=600_000, **TWO)
     server.start()
-    with server_for(who(), **TWO):
+    with server_for(process_id_op(), **TWO):
         server.stop()
 
 
 def test_a_server_runs_in_an_event_loop_of_the_user():
     async def use() -> set[int]:
-        async with server_for(who(), **TWO) as server:
+        async with server_for(process_id_op(), **TWO) as server:
             return await asyncio.to_thread(pids_of, server, 2)
 
     assert len(asyncio.run(use())) == 2
 
 
-def test_one_copy_is_a_process_of_its_own_too():
-    with server_for(who(), build_dag_each_worker=True) as server:
+def test_a_single_replica_is_a_separate_process():
+    with server_for(process_id_op(), build_dag_each_worker=True) as server:
         assert os.getpid() not in pids_of(server, 1)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::"])
 def test_they_listen_where_a_single_server_does(host):
-    with server_for(who(), host=host, **TWO) as server:
+    with server_for(process_id_op(), host=host, **TWO) as server:
         assert len(pids_of(server, 2)) == 2
         socket.create_connection(("127.0.0.1", server.rpc_port), 10).close()
 
@@ -180,18 +180,18 @@ def test_they_listen_where_a_single_server_does(host):
     [({"rpc_port": 0, "http_port": None}, False), ({"rpc_port": None, "http_port": 0}, True)],
 )
 def test_a_door_may_be_left_out(ports, has_http):
-    with server_for(who(), **ports, **TWO) as server:
+    with server_for(process_id_op(), **ports, **TWO) as server:
         assert (server.http_port is not None) == has_http
         socket.create_connection(("127.0.0.1", server.rpc_port), 10).close()
 
 
 def test_copies_may_be_fresh_interpreters():
-    with server_for(who(), dag={"start_method": "spawn"}, **TWO) as server:
+    with server_for(process_id_op(), dag={"start_method": "spawn"}, **TWO) as server:
         assert len(pids_of(server, 2)) == 2
 
 
-def test_what_the_configuration_has_odd_is_said_once():
-    with server_for(who(), op={"whom": {}}, **TWO):
+def test_warnings_of_the_configuration_are_logged_once():
+    with server_for(process_id_op(), op={"whom": {}}, **TWO):
         pass
     assert log().count("op.whom") == 1
     assert log().count("is ready") == 1
@@ -200,7 +200,7 @@ def test_what_the_configuration_has_odd_is_said_once():
 
 def test_the_engine_is_not_here():
     with (
-        server_for(who(), **TWO) as server,
+        server_for(process_id_op(), **TWO) as server,
         pytest.raises(InitError, match="processes of their own"),
     ):
         _ = server.executor
@@ -209,32 +209,32 @@ def test_the_engine_is_not_here():
 # Failing to start -----------------------------------------------------------------------------
 
 
-def test_an_op_that_fails_raises_with_its_traceback_and_leaves_nothing():
+def test_an_op_that_fails_to_start_raises_its_traceback_and_leaves_nothing():
     path_of("init").write_text("raise")
     with pytest.raises(InitError, match=r"(?s)'who' failed to start: \w+: who\.vocab.*in init_op"):
-        server_for(who(), **TWO).start()
+        server_for(process_id_op(), **TWO).start()
 
 
-def test_a_copy_that_ends_at_its_start_is_an_error_that_says_how():
+def test_a_replica_that_exits_at_its_start_is_an_error_with_the_exit_code():
     expected = r"copy \d of the server \(pid \d+\) ended with exit code 7"
     path_of("init").write_text("exit")
     with pytest.raises(InitError, match=expected):
-        server_for(who(), **TWO).start()
+        server_for(process_id_op(), **TWO).start()
 
 
-def test_workers_that_cannot_be_prepared_in_a_copy_are_an_error_that_says_why(monkeypatch):
+def test_workers_that_cannot_be_prepared_are_an_error_with_the_reason(monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no arena today")
 
     monkeypatch.setattr("pipeline.workers.process.kind.Arena", refuse)  # the copies inherit it
-    server = server_for(who(), op={"who": {"workers": "process"}}, **TWO)
+    server = server_for(process_id_op(), op={"who": {"workers": "process"}}, **TWO)
     with pytest.raises(InitError, match=r"(?s)Traceback.*no arena today"):
         server.start()
 
 
 def test_a_server_that_failed_may_be_started_again():
     path_of("init").write_text("raise")
-    server = server_for(who(), **TWO)
+    server = server_for(process_id_op(), **TWO)
     with pytest.raises(InitError):
         server.start()
     path_of("init").unlink()
@@ -242,12 +242,12 @@ def test_a_server_that_failed_may_be_started_again():
         pids_of(server, 2)
 
 
-def test_grpc_that_is_in_use_here_is_an_error_that_says_what_to_do(monkeypatch):
+def test_grpc_in_use_in_this_process_is_an_error_with_advice(monkeypatch):
     monkeypatch.setattr(replicas, "_GRPC_END_TIMEOUT_S", 0.0)
-    with server_for(who()) as single, client_of(single) as client:
+    with server_for(process_id_op()) as single, client_of(single) as client:
         client.predict({})
         with pytest.raises(InitError, match=r"(?s)gRPC is in use.*start_method: spawn"):
-            server_for(who(), **TWO).start()
+            server_for(process_id_op(), **TWO).start()
 
 
 # Ports ----------------------------------------------------------------------------------------
@@ -258,28 +258,28 @@ def test_a_port_of_somebody_else_is_not_shared(key):
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
         port = other.getsockname()[1]
         with pytest.raises(InitError, match=rf"{key}: cannot listen on .*:{port}: .* in use"):
-            server_for(who(), **{key: port}, **TWO).start()
+            server_for(process_id_op(), **{key: port}, **TWO).start()
 
 
 @pytest.mark.parametrize("key", ["rpc_port", "http_port"])
 @pytest.mark.parametrize("config", [TWO, {}], ids=["copies", "single"])
 def test_a_second_server_of_ours_does_not_get_their_ports(key, config):
-    with server_for(who(), **TWO) as server:
+    with server_for(process_id_op(), **TWO) as server:
         port = getattr(server, key)
         with pytest.raises(InitError, match=rf"{key}: cannot listen on .*:{port}: .* in use"):
-            server_for(who(), **{key: port}, **config).start()
+            server_for(process_id_op(), **{key: port}, **config).start()
         pids_of(server, 2)
 
 
 def test_copies_do_not_get_the_port_of_a_single_server():
-    with server_for(who(), rpc_port=None) as single:
+    with server_for(process_id_op(), rpc_port=None) as single:
         for key in ("rpc_port", "http_port"):
             with pytest.raises(InitError, match=f"{key}: cannot listen"):
                 reserve("::", getattr(single, key), key)
 
 
 @pytest.mark.parametrize("host", ["::", "127.0.0.1"])
-def test_a_reserved_port_is_for_those_only_that_share_it(host):
+def test_a_reserved_port_is_available_to_sharing_servers_only(host):
     with reserve(host, 0, "http_port") as held:
         port = held.getsockname()[1]
         for take in (reserve, bind):
@@ -297,7 +297,7 @@ def test_a_reserved_port_is_for_those_only_that_share_it(host):
     bind(host, port, "http_port").close()
 
 
-def test_a_port_is_reserved_again_beside_connections_that_linger():
+def test_a_port_can_be_reserved_while_old_connections_linger():
     with bind("127.0.0.1", 0, "http_port") as listener:
         port = listener.getsockname()[1]
         caller = socket.create_connection(("127.0.0.1", port))
@@ -325,36 +325,36 @@ def readiness(server: PipelineServer) -> int | None:
     ],
 )
 def test_a_copy_that_ends_is_replaced(number, text):
-    with server_for(who(), **TWO) as server:
+    with server_for(process_id_op(), **TWO) as server:
         first = pids_of(server, 2)
         victim = min(first)
         os.kill(victim, number)
         wait_until(lambda: text in log())
         assert {readiness(server) for _ in range(10)} <= {200, None}
         (other,) = first - {victim}
-        after = others_answer(server, victim)
+        after = remaining_pids(server, victim)
         assert other in after, "the neighbour continues"
         assert len(after) == 2
     assert f"(pid {victim}) {text}" in log()
     assert "it is restarted" in log()
 
 
-def others_answer(server: PipelineServer, gone: int) -> set[int]:
+def remaining_pids(server: PipelineServer, gone: int) -> set[int]:
     """The two processes that answer when `gone` was replaced."""
-    found: set[int] = set()
+    collected: set[int] = set()
 
     def two_answered() -> bool:
         with contextlib.suppress(ConnectionError):  # it was given to the one that is gone
-            found.add(ask(server)[0])
-        found.discard(gone)
-        return len(found) == 2
+            collected.add(ask(server)[0])
+        collected.discard(gone)
+        return len(collected) == 2
 
     wait_until(two_answered)
-    return found
+    return collected
 
 
 def test_a_copy_gets_no_connections_before_it_can_answer():
-    with server_for(who(), **TWO) as server:
+    with server_for(process_id_op(), **TWO) as server:
         victim, other = pids_of(server, 2)
         path_of("init").write_text("wait")
         os.kill(victim, signal.SIGKILL)
@@ -362,12 +362,12 @@ def test_a_copy_gets_no_connections_before_it_can_answer():
         assert {ask(server)[0] for _ in range(20)} == {other}
         assert readiness(server) == 200
         path_of("init").unlink()
-        assert other in others_answer(server, victim)
+        assert other in remaining_pids(server, victim)
 
 
 @pytest.mark.parametrize("does", ["raise", "exit"])
-def test_a_copy_that_never_comes_up_again_makes_the_whole_not_ready(does):
-    with server_for(who(), **TWO) as server:
+def test_a_replica_that_never_restarts_makes_the_server_not_ready(does):
+    with server_for(process_id_op(), **TWO) as server:
         victim, other = pids_of(server, 2)
         path_of("init").write_text(does)
         os.kill(victim, signal.SIGKILL)
@@ -375,7 +375,7 @@ def test_a_copy_that_never_comes_up_again_makes_the_whole_not_ready(does):
         assert ask(server)[0] == other, "it serves nevertheless"
         path_of("init").unlink()
         wait_until(lambda: readiness(server) == 200)
-        assert other in others_answer(server, victim)
+        assert other in remaining_pids(server, victim)
     expected = {"raise": "did not start", "exit": "ended with exit code 7"}[does]
     assert expected in log()
     assert "(3 times in a row)" in log()
@@ -383,7 +383,7 @@ def test_a_copy_that_never_comes_up_again_makes_the_whole_not_ready(does):
 
 
 def test_a_copy_that_is_continued_in_time_stays():
-    with server_for(who(), **TWO) as server:
+    with server_for(process_id_op(), **TWO) as server:
         first = pids_of(server, 2)
         os.kill(min(first), signal.SIGSTOP)
         os.kill(min(first), signal.SIGCONT)
@@ -391,7 +391,7 @@ def test_a_copy_that_is_continued_in_time_stays():
 
 
 def test_all_copies_may_end_at_once():
-    with server_for(who(), **TWO) as server:
+    with server_for(process_id_op(), **TWO) as server:
         first = pids_of(server, 2)
         for pid in first:
             os.kill(pid, signal.SIGKILL)
@@ -415,7 +415,7 @@ def counted(server: PipelineServer, name: str) -> int:
     return int(model["inference_stats"]["success"]["count"])
 
 
-def told(server: PipelineServer) -> int:
+def reported_successes(server: PipelineServer) -> int:
     """Successes of the pipeline that the copies have told the server of."""
     snapshots = [
         msgspec.msgpack.decode(snapshot, type=Snapshot)
@@ -425,12 +425,12 @@ def told(server: PipelineServer) -> int:
     return sum(snapshot.models[0].success_count for snapshot in snapshots)
 
 
-def test_statistics_are_of_all_copies_and_outlive_one_that_is_killed():
-    with server_for(Who("who", [RequestOp()]), **TWO) as server:
+def test_statistics_sum_all_replicas_and_outlive_a_killed_one():
+    with server_for(ProcessId("who", [RequestOp()]), **TWO) as server:
         answers = [pairs(server) for _ in range(40)]
         assert len({answer["pid"] for answer in answers}) == 2
         assert [counted(server, name) for name in ("svc", "who") for _ in range(8)] == [40] * 16
-        wait_until(lambda: told(server) == 40)
+        wait_until(lambda: reported_successes(server) == 40)
         victim = int(answers[0]["pid"])
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: victim not in {copy.child.pid for copy in server._service._running})
@@ -442,8 +442,8 @@ def test_statistics_are_of_all_copies_and_outlive_one_that_is_killed():
 
 def test_copies_serve_all_pipelines_and_the_counters_of_each_outlive_one():
     server = PipelineServer("svc")
-    server.set_response_op(ResponseOp(Who("who", [RequestOp()])))
-    server.add_pipeline("other", ResponseOp(Who("them", [RequestOp()])))
+    server.set_response_op(ResponseOp(ProcessId("who", [RequestOp()])))
+    server.add_pipeline("other", ResponseOp(ProcessId("them", [RequestOp()])))
     server.prepare_server(yml_dict={"rpc_port": 0, "http_port": 0, **TWO})
     with server:
         answers = [pairs(server, name) for name in ("svc", *["other"] * 3) * 10]
@@ -451,7 +451,7 @@ def test_copies_serve_all_pipelines_and_the_counters_of_each_outlive_one():
         assert len({answer["data_id"] for answer in answers}) == 40
         both = {"svc": 10, "who": 10, "other": 30, "them": 30}
         assert {name: counted(server, name) for name in both} == both
-        wait_until(lambda: told(server) == 40)
+        wait_until(lambda: reported_successes(server) == 40)
         status = http(server, "GET", "/status.json?pipeline=other")[2]
         assert (status["copies"], status["pipeline"]["succeeded"]) == (2, 30)
         victim = int(answers[0]["pid"])
@@ -461,7 +461,7 @@ def test_copies_serve_all_pipelines_and_the_counters_of_each_outlive_one():
 
 
 def test_a_trace_is_recorded_in_all_copies():
-    with server_for(Who("who", [RequestOp()]), **TWO) as server:
+    with server_for(ProcessId("who", [RequestOp()]), **TWO) as server:
         with ThreadPoolExecutor(1) as pool:
             recorded = pool.submit(http, server, "GET", "/trace.json?seconds=1")
             pids: set[str] = set()
@@ -473,7 +473,7 @@ def test_a_trace_is_recorded_in_all_copies():
 
 
 def pairs(server: PipelineServer, name: str = "svc") -> dict[str, str]:
-    """What `Who` answers."""
+    """What `ProcessId` answers."""
     status, body = post(server, {"key": [], "value": []}, f"/{name}/prediction")
     assert (status, body["err_no"]) == (200, 0)
     return dict(zip(body["key"], body["value"], strict=True))

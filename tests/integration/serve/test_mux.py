@@ -236,13 +236,13 @@ async def test_an_error_has_the_code_that_brpc_has_for_it(error, code):
 
     async with opened(fails) as door, peer_of(door) as peer:
         peer.call(1)
-        number, found, text, body = await peer.answer()
-        assert (number, found, body) == (1, code, b"")
+        number, result, text, body = await peer.answer()
+        assert (number, result, body) == (1, code, b"")
         assert text == ("InferService inference failed! e" if code == -5000 else "e")
 
 
 @on_loop
-async def test_a_bug_of_ours_is_an_internal_error_and_the_connection_goes_on(caplog):
+async def test_an_unexpected_exception_is_an_internal_error_and_the_connection_continues(caplog):
     async def fails(call: ModelCall, timeout_s: float | None) -> bytes:
         raise ZeroDivisionError("our defect")
 
@@ -405,7 +405,7 @@ async def test_the_calls_of_a_peer_that_leaves_are_cancelled():
 
 
 @on_loop
-async def test_a_door_that_stops_delivers_what_is_answered():
+async def test_a_stopping_frontend_sends_its_answers():
     async with opened() as door, peer_of(door) as peer:
         peer.call(1)
         assert (await peer.answer())[0] == 1
@@ -433,16 +433,16 @@ async def posted(
         answer = await peer.rest()
     head, _, rest = answer.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
-    found = dict(line.lower().split(": ", 1) for line in lines)
-    return int(first.split()[1]), found, rest
+    result = dict(line.lower().split(": ", 1) for line in lines)
+    return int(first.split()[1]), result, rest
 
 
 @on_loop
-async def test_a_call_over_http_is_answered_in_the_form_that_it_came_in():
-    asked = []
+async def test_a_call_over_http_is_answered_in_its_own_form():
+    requests = []
 
     async def answer(call: ModelCall, timeout_s: float | None) -> bytes:
-        asked.append(call)
+        requests.append(call)
         return call.message
 
     message = Request(log_id=7).SerializeToString()
@@ -455,11 +455,11 @@ async def test_a_call_over_http_is_answered_in_the_form_that_it_came_in():
         path = "/baidu.paddle_serving.predictor.general_model.GeneralModelService/debug"
         status, headers, body = await posted(door, b"{}", path, content_type=form)
         assert (status, headers["content-type"], body) == (200, "application/json", b"{}")
-    assert asked == [ModelCall(message, log_id=7)] * 3 + [ModelCall(b"{}", is_json=True)]
+    assert requests == [ModelCall(message, log_id=7)] * 3 + [ModelCall(b"{}", is_json=True)]
 
 
 @on_loop
-async def test_bodies_over_http_may_be_packed_both_ways():
+async def test_bodies_over_http_may_be_compressed_in_both_directions():
     long, short = b"x" * 600, b"x" * 500
     async with opened() as door:
         for body, accepted, is_packed in (
@@ -492,19 +492,19 @@ async def test_errors_over_http_are_answers_with_code_and_text(error, status, co
         raise error
 
     async with opened(fails) as door:
-        found, _, body = await posted(door, b"{}")
+        result, _, body = await posted(door, b"{}")
         answer = json.loads(body)
-        assert (found, answer["err_no"], answer["outputs"]) == (status, code, [])
+        assert (result, answer["err_no"], answer["outputs"]) == (status, code, [])
         message = Request(log_id=7).SerializeToString()
-        found, _, body = await posted(door, message, content_type="application/proto")
+        result, _, body = await posted(door, message, content_type="application/proto")
         response = Response.FromString(body)
-        assert (found, response.err_no, response.log_id) == (status, code, 7)
+        assert (result, response.err_no, response.log_id) == (status, code, 7)
         assert str(error) in response.err_msg
         assert answer["err_msg"] == response.err_msg
 
 
 @on_loop
-async def test_other_paths_and_methods_and_too_much_json_are_told_over_http():
+async def test_other_paths_and_methods_and_too_much_json_are_refused_over_http():
     async with opened() as door:
         status, _, body = await posted(door, b" " * (JSON_LIMIT + 1))
         assert (status, b"max_json_bytes" in body) == (413, True)
@@ -517,7 +517,7 @@ async def test_other_paths_and_methods_and_too_much_json_are_told_over_http():
 
 @pytest.mark.parametrize("start", [b"\x16\x03\x01\x00", b"\x00" * 100, b"PRPX", b"prpc"])
 @on_loop
-async def test_who_speaks_anything_else_is_hung_up_on(start):
+async def test_other_protocols_are_disconnected(start):
     async with opened() as door, peer_of(door) as peer:
         peer.send(start)
         assert await peer.rest() == b""
@@ -525,7 +525,7 @@ async def test_who_speaks_anything_else_is_hung_up_on(start):
 
 @pytest.mark.parametrize("start", [b"", b"PR"])
 @on_loop
-async def test_who_does_not_say_what_he_speaks_is_hung_up_on(start):
+async def test_a_silent_connection_is_disconnected(start):
     async with opened(read_timeout_s=0.05) as door, peer_of(door) as peer:
         peer.send(start)
         assert await peer.rest() == b""
@@ -539,7 +539,7 @@ def method_of(channel: Any, name: str = "inference") -> Any:
 
 
 @on_loop
-async def test_grpc_comes_through_in_whatever_size_and_number():
+async def test_grpc_calls_of_any_size_and_number_are_answered():
     async with (
         opened() as door,
         grpc.aio.insecure_channel(f"127.0.0.1:{door.port}") as channel,
@@ -609,7 +609,7 @@ async def test_without_a_server_behind_the_relay_the_caller_is_hung_up_on():
 
 
 @on_loop
-async def test_what_the_graph_answers_is_bytes_or_an_error():
+async def test_an_answer_of_the_graph_is_bytes_or_an_error():
     async def bad(call: object, timeout_s: float | None) -> object:
         code = int(ErrorCode.INPUT_PARAMS_ERROR)
         return pipeline_service_pb2.Response(err_no=code, err_msg="bad")
@@ -619,14 +619,14 @@ async def test_what_the_graph_answers_is_bytes_or_an_error():
 
 
 @pytest.mark.parametrize("log_id", [0, 1, 127, 128, 2**63, 2**64 - 1])
-def test_the_log_id_is_found_without_decoding(log_id):
+def test_the_log_id_is_parsed_without_decoding(log_id):
     request = Request(log_id=log_id, fetch_var_names=["a", "b"], profile_server=True)
     request.tensor.add(name="x", float_data=[1.0] * 100)
     assert log_id_of(request.SerializeToString()) == log_id
 
 
 @pytest.mark.parametrize("message", [b"\x20", b"\x20\xff", b"\xff" * 50, b"\x0a\x7f", b"\x20" * 99])
-def test_what_is_no_request_has_no_log_id_that_matters(message):
+def test_any_bytes_have_a_log_id_in_range(message):
     assert 0 <= log_id_of(message) < 2**64
 
 

@@ -38,10 +38,10 @@ class MemoryStore:
 
     def get(self, key: str, max_bytes: int) -> bytes | None:
         self._check()
-        found = self.values.get(key)
-        if found is not None and len(found) > max_bytes:
-            raise TooLargeError(f"{len(found)} bytes; the limit is {max_bytes}")
-        return found
+        result = self.values.get(key)
+        if result is not None and len(result) > max_bytes:
+            raise TooLargeError(f"{len(result)} bytes; the limit is {max_bytes}")
+        return result
 
     def delete(self, key: str) -> None:
         self.values.pop(key, None)
@@ -108,7 +108,7 @@ def asking(server: PipelineServer) -> PipelineClient:
     return client
 
 
-def test_arrays_between_two_servers_arrive_as_they_were(url):
+def test_arrays_between_two_servers_arrive_unchanged(url):
     with server_of(Total("total", RequestOp()), url) as behind:
         remote = {
             "server_endpoints": [f"127.0.0.1:{behind.rpc_port}"],
@@ -124,7 +124,7 @@ def test_arrays_between_two_servers_arrive_as_they_were(url):
             ] == [3]
 
 
-def test_what_is_large_goes_by_the_store_and_who_sent_it_removes_it(memory_url):
+def test_large_inputs_use_the_store_and_their_sender_removes_them(memory_url):
     with server_of(Total("total", RequestOp()), memory_url) as behind:
         remote = {
             "server_endpoints": [f"127.0.0.1:{behind.rpc_port}"],
@@ -154,7 +154,7 @@ def test_a_caller_may_send_a_reference_itself(url):
         ("pipeline-stored:../other", "is not a reference to a store"),
     ],
 )
-def test_a_reference_to_nothing_is_the_callers_mistake(url, text, reason):
+def test_an_invalid_reference_is_a_client_error(url, text, reason):
     with server_of(Total("total", RequestOp()), url) as server, asking(server) as client:
         answer = client.predict({"x": text})
         assert reason in answer.err_msg
@@ -187,7 +187,7 @@ def npy(descr: str, shape: str) -> bytes:
         pytest.param(b"", id="empty"),
     ],
 )
-def test_what_is_no_array_is_an_error(memory_url, data):
+def test_a_stored_value_that_is_not_an_array_is_an_error(memory_url, data):
     MemoryStore.values["pipeline:stored:" + "1" * 32] = data
     with server_of(Total("total", RequestOp()), memory_url) as server, asking(server) as client:
         answer = client.predict({"x": "pipeline-stored:" + "1" * 32})
@@ -195,14 +195,14 @@ def test_what_is_no_array_is_an_error(memory_url, data):
         assert answer.err_no == ErrorCode.RPC_PACKAGE_ERROR
 
 
-def test_a_store_that_is_away_is_told(memory_url, monkeypatch):
+def test_an_unavailable_store_is_an_error(memory_url, monkeypatch):
     with server_of(Total("total", RequestOp()), memory_url) as server, asking(server) as client:
         monkeypatch.setattr(MemoryStore, "is_away", True)
         answer = client.predict({"x": "pipeline-stored:" + "1" * 32})
         assert "payload_store: away" in answer.err_msg
 
 
-def test_what_is_too_large_is_not_fetched(redis_url):
+def test_an_input_that_is_too_large_is_not_fetched(redis_url):
     store = open_store(redis_url)
     reference = stored(store, ARRAY, 60)
     server = PipelineServer("sums")
@@ -214,7 +214,7 @@ def test_what_is_too_large_is_not_fetched(redis_url):
     store.close()
 
 
-def test_all_inputs_of_a_request_together_are_not_more_than_one_may_be(url):
+def test_the_limit_applies_to_the_sum_of_all_inputs(url):
     store = open_store(url)
     reference = stored(store, ARRAY, 60)
     server = PipelineServer("sums")
@@ -234,7 +234,7 @@ def test_without_a_store_a_reference_is_a_text(memory_url):
         assert client.predict({"x": text})["x"] == text
 
 
-def test_no_such_store_is_an_error_at_the_start():
+def test_an_unknown_store_is_an_error_at_the_start():
     with (
         pytest.raises(PipelineError, match="expected redis or rediss"),
         server_of(Ask("ask", RequestOp()), "s3://bucket"),

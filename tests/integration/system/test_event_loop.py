@@ -22,14 +22,14 @@ def threads():
     executor.shutdown()
 
 
-def test_what_is_submitted_runs_and_its_result_or_error_comes_home(threads):
+def test_a_job_runs_and_returns_its_result_or_error(threads):
     assert threads.submit(divmod, 7, 2).result(20) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         threads.submit(divmod, 7, 0).result(20)
     assert list(threads.map(abs, range(-3, 3))) == [3, 2, 1, 0, 1, 2]
 
 
-def test_as_many_run_at_once_as_may_and_an_idle_thread_is_used_again(threads):
+def test_the_number_of_threads_is_limited_and_idle_ones_are_reused(threads):
     both = threading.Barrier(2)
     for _ in range(3):
         futures = [threads.submit(both.wait, 20) for _ in range(2)]
@@ -38,7 +38,7 @@ def test_as_many_run_at_once_as_may_and_an_idle_thread_is_used_again(threads):
     assert names == {"test_0", "test_1"}
 
 
-def test_after_the_end_nothing_is_taken_and_what_waited_can_be_cancelled(threads):
+def test_after_the_shutdown_no_job_is_accepted_and_waiting_ones_can_be_cancelled(threads):
     release, began = threading.Event(), threading.Barrier(3)
 
     def hold():
@@ -56,12 +56,12 @@ def test_after_the_end_nothing_is_taken_and_what_waited_can_be_cancelled(threads
     assert [future.result(20) for future in running] == [True, True]
 
 
-def test_a_thread_may_take_the_last_job_from_who_cancels_it(threads, monkeypatch):
-    class Taken(SimpleQueue):
+def test_a_thread_may_take_the_last_job_during_a_shutdown(threads, monkeypatch):
+    class NeverEmptyQueue(SimpleQueue):
         def empty(self):
             return False  # as it was when it was asked, just before
 
-    monkeypatch.setattr(threads, "_queue", Taken())
+    monkeypatch.setattr(threads, "_queue", NeverEmptyQueue())
     ending = threading.Thread(
         target=threads.shutdown, kwargs={"wait": False, "cancel_futures": True}, daemon=True
     )
@@ -70,7 +70,7 @@ def test_a_thread_may_take_the_last_job_from_who_cancels_it(threads, monkeypatch
     assert not ending.is_alive()
 
 
-def test_a_thread_that_hangs_does_not_hold_who_ends_it(threads, monkeypatch):
+def test_a_thread_that_hangs_does_not_block_the_shutdown(threads, monkeypatch):
     monkeypatch.setattr(event_loop, "_EXECUTOR_JOIN_S", 0.01)
     release = threading.Event()
     hanging = threads.submit(release.wait, 20)
@@ -80,7 +80,7 @@ def test_a_thread_that_hangs_does_not_hold_who_ends_it(threads, monkeypatch):
     assert hanging.result(20)
 
 
-def test_a_loop_runs_what_is_beside_it_on_such_threads():
+def test_a_loop_has_daemon_threads_for_blocking_work():
     async def main():
         thread = await asyncio.to_thread(threading.current_thread)
         assert thread.daemon

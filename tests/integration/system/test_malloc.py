@@ -67,8 +67,8 @@ def started(**environment):
     clean = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
     command = [sys.executable, "-c", _HUGE, "an argument"]
     with subprocess.Popen(command, env=clean | environment, stdout=subprocess.PIPE) as process:
-        pid, count, *told, tunables = process.stdout.read().decode().split()
-    return int(pid) == process.pid, int(count), " ".join(told), tunables
+        pid, count, *reported, tunables = process.stdout.read().decode().split()
+    return int(pid) == process.pid, int(count), " ".join(reported), tunables
 
 
 @pytest.mark.skipif(
@@ -82,7 +82,7 @@ def test_a_program_runs_on_huge_pages_as_the_same_process():
     assert count < 8_000, "64 MiB are 16,384 small pages"
 
 
-def test_a_program_with_settings_of_the_users_runs_as_it_is():
-    said = "glibc.malloc.check=0"
-    is_same, _, argument, tunables = started(GLIBC_TUNABLES=said)
-    assert (is_same, argument, tunables) == (True, "an argument", said)
+def test_a_program_with_the_users_settings_runs_unchanged():
+    text = "glibc.malloc.check=0"
+    is_same, _, argument, tunables = started(GLIBC_TUNABLES=text)
+    assert (is_same, argument, tunables) == (True, "an argument", text)

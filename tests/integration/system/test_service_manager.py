@@ -10,7 +10,7 @@ import pytest
 from pipeline.system.service_manager import VARIABLE, ServiceManager
 
 
-def test_lines_are_one_datagram_and_the_variable_is_taken(tmp_path: Path):
+def test_lines_are_one_datagram_and_the_variable_is_removed(tmp_path: Path):
     place = str(tmp_path / "notify")
     environ = {VARIABLE: place, "OTHER": "x"}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
@@ -30,5 +30,5 @@ def test_an_abstract_socket_is_named_with_an_at(tmp_path: Path):
 
 
 @pytest.mark.parametrize("address", [None, "", "/absent/place", "@absent"])
-def test_a_manager_that_is_not_there_is_no_error(address):
+def test_a_missing_manager_is_not_an_error(address):
     ServiceManager(address).tell(READY=1)

@@ -40,7 +40,7 @@ def test_text_is_written_past_the_buffer():
         assert read.readline() == "grün \\udc80\n"
 
 
-def test_what_has_no_reader_is_not_kept_for_the_end():
+def test_unread_output_is_not_buffered_until_the_end():
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", encoding="utf-8") as stream, pytest.raises(BrokenPipeError):
@@ -49,13 +49,13 @@ def test_what_has_no_reader_is_not_kept_for_the_end():
 
 def test_a_stream_in_memory_is_written_to_as_any_other():
     stream, binary = io.StringIO(), io.BytesIO()
-    for each in (stream, io.TextIOWrapper(binary, write_through=True)):
-        write_out(each, "x\n")
+    for item in (stream, io.TextIOWrapper(binary, write_through=True)):
+        write_out(item, "x\n")
     assert (stream.getvalue(), binary.getvalue()) == ("x\n", b"x\n")
 
 
 @pytest.mark.parametrize("make", [io.StringIO, lambda: io.TextIOWrapper(io.BytesIO())])
-def test_a_closed_stream_says_so(make):
+def test_a_closed_stream_raises(make):
     stream = make()
     stream.close()
     with pytest.raises(ValueError, match="closed"):

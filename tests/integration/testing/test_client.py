@@ -49,7 +49,7 @@ def client():
         yield client
 
 
-def test_every_way_in_leads_to_the_fake(client):
+def test_each_kind_of_request_reaches_the_fake(client):
     assert client.predict({"x": [[1, 2]]}, pack_tensor_format=True)["y"].tolist() == [[3]]
     assert client.api({"x": [[1, 2]]}) == {"y": [[3.0]]}
     assert client.infer({"x": np.array([[1, 2]], np.float32)})["y"].item() == 3
@@ -74,7 +74,7 @@ def test_an_error_is_an_exception_with_its_code_on_each(client):
     assert raised.value.op == "score"
 
 
-def test_replies_of_http_say_what_is_wrong(client):
+def test_http_replies_have_their_errors(client):
     with pytest.raises(NoServiceError):
         client.post("/other/prediction", json={}).raise_for_error()
     missing = client.get("/v2/nothing/there")
@@ -118,7 +118,7 @@ def test_streams_come_part_by_part_and_end_in_their_error():
             list(client.api_stream({"text": "a"}, name="other"))
 
 
-def test_the_server_is_left_as_it_was_and_starts_again(caplog):
+def test_the_server_is_restored_and_can_start_again(caplog):
     server = scoring()
     server.prepare_server(
         yml_dict={"rpc_port": 0, "build_dag_each_worker": True, "op": {"score": MODEL}}
@@ -164,7 +164,7 @@ server.prepare_server("config.yml")
 
 
 @pytest.mark.parametrize("end", ["server.run_server()", "if __name__ == '__main__': 1 / 0"])
-def test_a_script_is_taken_whether_it_runs_its_server_or_only_makes_it(tmp_path, end, monkeypatch):
+def test_a_script_is_accepted_if_it_runs_or_only_makes_its_server(tmp_path, end, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     (tmp_path / "beside.py").touch()
@@ -208,7 +208,7 @@ def test_a_script_that_fails_leaves_no_half_of_its_module(tmp_path, monkeypatch)
     assert "failing_server" not in sys.modules
 
 
-def test_what_is_no_server_is_refused(tmp_path):
+def test_a_script_without_a_server_is_refused(tmp_path):
     with pytest.raises(InitError, match="there is no such script"):
         TestClient(tmp_path / "none.py")
     empty = tmp_path / "makes_none.py"
@@ -221,7 +221,7 @@ def test_what_is_no_server_is_refused(tmp_path):
         TestClient(scoring(), {"rpc_port": 0}, {"scor": {}})
 
 
-def test_without_its_model_the_start_fails_and_nothing_is_left():
+def test_without_its_model_the_start_fails_and_leaves_nothing():
     with (
         pytest.raises(InitError, match="there/is/none"),
         TestClient(scoring(), {"rpc_port": 0, "op": {"score": MODEL}}),

@@ -26,7 +26,7 @@ SAMPLED = f"00-{TRACE}-{SPAN}-01"
 
 
 @pytest.fixture(autouse=True)
-def nothing_set() -> Iterator[None]:
+def no_trace_after() -> Iterator[None]:
     yield
     set_call_trace("")
 

@@ -42,28 +42,28 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def play(telemetry: Telemetry, data_id: int = 7, parent: TraceContext | None = None) -> str:
     """A request that went through the first Op."""
     journal = Journal([telemetry])
-    told = telemetry.begin(data_id, format_traceparent(parent) if parent else "")
+    reported = telemetry.begin(data_id, format_traceparent(parent) if parent else "")
     journal.spans.append(pack_span(0, 0, 1, data_id, 1, Outcome.OK, 10, 20, 30, 40, 50, 60))
     row = pack_request(data_id, PIPELINE, 1, Outcome.OTHER, 3001, 1, 2, 3, 70, 80, 0, 0, 0)
     journal.requests.append(row)
     journal.flush()
-    return told
+    return reported
 
 
 # --- spans ----------------------------------------------------------------------------------
 
 
-def test_spans_reach_the_exporter_as_they_were_made():
+def test_spans_are_exported_unchanged():
     exporter = InMemorySpanExporter()
     recorder = OtelRecorder([exporter], RESOURCE, RateLimit(1))
     telemetry = Telemetry("imdb", ["bow"], recorder, wall_ns=lambda: 1000)
-    told = play(telemetry, parent=CALLER)
+    reported = play(telemetry, parent=CALLER)
     telemetry.close()
     spans: dict[str, ReadableSpan] = {span.name: span for span in exporter.get_finished_spans()}
     assert list(spans) == ["bow", *(f"bow {x}" for x in telemetry_stages()), "imdb"]
     entry, turn = spans["imdb"], spans["bow"]
     assert entry.context is not None
-    assert told.split("-")[2] == f"{entry.context.span_id:016x}"
+    assert reported.split("-")[2] == f"{entry.context.span_id:016x}"
     assert entry.parent is not None
     assert (entry.parent.span_id, entry.parent.is_remote) == (CALLER.span_id, True)
     assert (entry.kind, turn.kind) == (SpanKind.SERVER, SpanKind.INTERNAL)
@@ -101,7 +101,7 @@ class Stuck(SpanExporter):
         self._over.set()
 
 
-def test_a_collector_that_does_not_answer_does_not_keep_a_server_from_stopping():
+def test_a_hanging_collector_does_not_delay_the_stop():
     exporter = Stuck()
     recorder = OtelRecorder([exporter], RESOURCE, RateLimit(1), close_s=0.01)
     telemetry = Telemetry("imdb", ["bow"], recorder)
@@ -130,7 +130,7 @@ def test_requests_without_a_trace_get_one_each():
     assert len({choose(None) for _ in range(5)} - {0}) == 5
 
 
-def test_what_a_caller_decided_holds_at_any_rate():
+def test_the_decision_of_a_client_applies_at_any_rate():
     choose = RateLimit(1, clock_s=lambda: 0.0)
     unsampled = CALLER._replace(is_sampled=False)
     assert [choose(CALLER) for _ in range(5)] == [CALLER.trace_id] * 5
@@ -138,7 +138,7 @@ def test_what_a_caller_decided_holds_at_any_rate():
     assert choose(None)
 
 
-def test_a_sampler_of_the_sdk_is_asked():
+def test_a_sampler_of_the_sdk_decides():
     ids = iter([1, 2**64 - 1])
     by_ratio = SamplerDecision(ParentBased(TraceIdRatioBased(0.5)), "imdb", lambda: next(ids))
     assert [by_ratio(None), by_ratio(None)] == [1, 0]
@@ -219,8 +219,8 @@ def test_the_environment_may_name_a_sampler(monkeypatch: pytest.MonkeyPatch):
         telemetry = connect_telemetry("imdb", ["bow"])
         assert telemetry is not None
         assert play(telemetry) == ""
-        told = play(telemetry, parent=CALLER)
-        assert told == format_traceparent(CALLER._replace(is_sampled=False))
+        reported = play(telemetry, parent=CALLER)
+        assert reported == format_traceparent(CALLER._replace(is_sampled=False))
         telemetry.close()
         assert received == []
 
@@ -250,7 +250,7 @@ def test_an_environment_that_cannot_be_followed_is_refused_at_the_start(
         connect("imdb")
 
 
-def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_extra_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pipeline.tracing.recorder", None)
     with pytest.raises(InitError, match=r"pip install 'pipeline-serving\[otel\]'"):
         connect_telemetry("imdb", ["bow"])
@@ -266,7 +266,7 @@ def test_several_exporters_get_all_spans(monkeypatch: pytest.MonkeyPatch):
         assert len(spans_in(received)) == 6
 
 
-def test_a_collector_that_is_not_there_is_logged_and_harms_nobody(
+def test_a_missing_collector_is_logged_and_does_not_affect_requests(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")

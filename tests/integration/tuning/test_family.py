@@ -26,7 +26,7 @@ def test_a_process_counts_with_its_children():
     assert together.cpu_s >= alone.cpu_s > 0
 
 
-def test_a_process_that_is_gone_is_an_error():
+def test_an_ended_process_is_an_error():
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         pass
     with pytest.raises(ProcessLookupError):

@@ -14,16 +14,16 @@ _FAILED = b'{"err_no":3000,"err_msg":"no"}'
 
 async def _replayed(answers: list[bytes]) -> LoadFigures:
     """Return what two clients see of a server whose answers come in turn, then the last again."""
-    asked, talks = 0, set()
+    question, talks = 0, set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
+        nonlocal question
         talks.add(asyncio.current_task())
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 await reader.readexactly(int(head.lower().split(b"content-length:")[1].split()[0]))
-                asked += 1
-                if not (text := answers[min(asked, len(answers)) - 1]):
+                question += 1
+                if not (text := answers[min(question, len(answers)) - 1]):
                     break
                 writer.write(text)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -54,7 +54,7 @@ def test_answers_are_counted_and_timed():
 
 
 @pytest.mark.parametrize("wrong", [_http(_FAILED), _http(b"no", "503 Service Unavailable")])
-def test_errors_are_counted_and_the_first_is_told(wrong):
+def test_errors_are_counted_and_the_first_is_returned(wrong):
     figures = asyncio.run(_replayed([wrong, _http(_OK)]))
     assert figures.failed == 1
     assert "no" in figures.error

@@ -94,7 +94,7 @@ async def test_a_model_that_holds_the_gil_in_threads_is_warned_about(caplog, pre
 
 
 @on_loop
-async def test_init_op_runs_once_in_the_first_workers_thread_after_the_predictor_is_there():
+async def test_init_op_runs_once_in_the_first_workers_thread_after_the_predictor_is_set():
     class Loads(Op):
         def init_op(self):
             seen.append((self.client, threading.current_thread().name))
@@ -105,7 +105,7 @@ async def test_init_op_runs_once_in_the_first_workers_thread_after_the_predictor
 
 
 @on_loop
-async def test_a_worker_that_is_dismissed_while_a_trip_has_it_ends_when_it_is_given_back():
+async def test_a_worker_dismissed_during_a_trip_ends_on_its_return():
     async with Pool(count=2) as pool:
         lender = pool.workers.lender
         lent = lender.idle.pop()
@@ -164,7 +164,7 @@ async def test_every_worker_works_on_its_own_copy_of_the_op():
 
 
 @on_loop
-async def test_a_stuck_worker_is_replaced_and_its_late_result_changes_nothing():
+async def test_a_stuck_worker_is_replaced_and_its_late_result_is_ignored():
     async with Pool() as pool:
         began, release = threading.Event(), threading.Event()
 
@@ -214,7 +214,7 @@ async def test_the_replacement_has_the_state_of_the_worker_it_replaces():
 
 
 @on_loop
-async def test_only_so_many_workers_may_be_stuck_and_places_are_filled_when_they_return():
+async def test_the_number_of_stuck_workers_is_limited_until_they_return():
     async with Pool() as pool:
         release = threading.Event()
         replaced = True
@@ -238,7 +238,7 @@ async def test_only_so_many_workers_may_be_stuck_and_places_are_filled_when_they
 
 
 @on_loop
-async def test_what_waits_for_a_worker_is_lost_when_the_last_one_is_not_replaced():
+async def test_waiting_jobs_are_lost_when_the_last_worker_is_not_replaced():
     async with Pool() as pool:
         release = threading.Event()
         replaced = True
@@ -265,7 +265,7 @@ async def test_what_waits_for_a_worker_is_lost_when_the_last_one_is_not_replaced
 
 
 @on_loop
-async def test_an_async_method_that_hangs_is_cancelled_and_its_thread_comes_back():
+async def test_an_async_method_that_hangs_is_cancelled_and_its_thread_returns():
     class Hangs(Op):
         async def process(self, feed_batch, typical_logid):
             try:
@@ -295,30 +295,30 @@ async def test_the_mailbox_wakes_the_loop_once_for_all_that_is_ready():
     loop = asyncio.get_running_loop()
     wakes = []
     box = LoopInbox(loop, after=lambda: wakes.append(1))
-    got = []
+    collected = []
     # The loop is busy here, so all of these are ready before it can wake.
-    side_by_side(lambda i: box.post(lambda *_: got.append(i), None, None), 10)
+    side_by_side(lambda i: box.post(lambda *_: collected.append(i), None, None), 10)
     await settle()
-    assert sorted(got) == list(range(10))
+    assert sorted(collected) == list(range(10))
     assert len(wakes) == 1
 
 
 @on_loop
-async def test_a_message_that_fails_keeps_back_none_behind_it():
+async def test_a_message_that_fails_does_not_block_later_ones():
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda loop, context: failures.append(context["exception"]))
-    failures, got, wakes = [], [], []
-    box = LoopInbox(loop, after=lambda: wakes.append(len(got)))
+    failures, collected, wakes = [], [], []
+    box = LoopInbox(loop, after=lambda: wakes.append(len(collected)))
 
     def fail(*_):
         raise KeyError("no")
 
-    box.post(lambda *_: got.append(1), None, None)
+    box.post(lambda *_: collected.append(1), None, None)
     box.post(fail, None, None)
-    box.post(lambda *_: got.append(2), None, None)
+    box.post(lambda *_: collected.append(2), None, None)
     await settle()
     assert [type(error) for error in failures] == [KeyError]
-    assert got == [1, 2]
+    assert collected == [1, 2]
     assert wakes[-1] == 2
 
 
@@ -330,7 +330,7 @@ def test_a_post_after_the_loop_is_closed_is_dropped():
 
 
 @on_loop
-async def test_a_quick_job_left_to_a_worker_that_hangs_is_taken_by_another():
+async def test_a_quick_job_of_a_hanging_worker_moves_to_another():
     async with Pool(count=2) as pool:
         for number in range(200):  # the pool learns that its jobs are quick
             pool.workers.submit([Task()])
@@ -393,13 +393,13 @@ class SetsMarkAsync(Op):
 
 @pytest.mark.parametrize("kind", [SetsMark, SetsMarkAsync])
 @on_loop
-async def test_what_init_op_sets_in_its_context_holds_for_every_worker(kind):
+async def test_a_context_variable_set_by_init_op_applies_to_each_worker(kind):
     async with Pool(kind("op"), 2) as pool:
         assert await marks_of_two_workers(pool) == ["init_op", "init_op"]
 
 
 @on_loop
-async def test_a_job_goes_to_the_worker_that_it_names_also_if_that_is_busy():
+async def test_a_job_for_a_worker_waits_for_it_if_it_is_busy():
     async with Pool(count=3) as pool:
         on_done_busy = threading.Event()
         holds = Task(lambda op: on_done_busy.wait(10), worker=1)
@@ -417,7 +417,7 @@ async def test_a_job_goes_to_the_worker_that_it_names_also_if_that_is_busy():
 
 
 @on_loop
-async def test_what_names_a_worker_that_hangs_is_for_its_replacement():
+async def test_a_job_for_a_hanging_worker_runs_at_its_replacement():
     async with Pool(count=2) as pool:
         on_done_busy = threading.Event()
         hangs, waits = Task(lambda op: on_done_busy.wait(10), worker=0), Task(worker=0)
@@ -433,7 +433,7 @@ async def test_what_names_a_worker_that_hangs_is_for_its_replacement():
 
 
 @on_loop
-async def test_what_names_a_worker_that_is_not_there_is_for_anybody():
+async def test_a_job_for_a_missing_worker_runs_at_any_worker():
     async with Pool(count=1) as pool:
         pool.workers.submit([task := Task(worker=9)])
         await pool.until(lambda: task.ran_in is not None)

@@ -8,7 +8,7 @@ from benchmarks.advice import followed, may_be_followed
 from pipeline.observe.analysis.advice import Advice, OpAdvice
 
 
-def test_advice_changes_what_it_names_and_leaves_the_rest():
+def test_advice_changes_only_the_named_settings():
     settings = {name: {"concurrency": 1, "batch_size": 2} for name in ("words", "bow")}
     advice = Advice(1.0, "bow", True, 1.0, (OpAdvice("bow", 4, None, ()),), ())
     assert followed(settings, advice) == {

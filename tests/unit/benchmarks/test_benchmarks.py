@@ -54,7 +54,7 @@ def verdict(results: Results, target: Target) -> list[str]:
     return [cell.strip() for cell in last.strip("|").split("|")]
 
 
-def test_a_case_has_a_name_of_its_own_in_all_groups() -> None:
+def test_case_names_are_unique_in_all_groups() -> None:
     names = [case.name for case in CASES]
 
     assert len(names) == len(set(names))
@@ -108,7 +108,7 @@ def test_instructions_are_judged_where_they_were_counted() -> None:
     assert "| target |" not in markdown(results, PLAN, [target])
 
 
-def test_what_the_bare_case_misses_too_is_called_out_of_reach() -> None:
+def test_a_target_that_the_bare_case_misses_is_out_of_reach() -> None:
     target = Target("ours", 1, "per_s", 100.0, at_least=10.0, ceiling="bare")
 
     assert verdict(measured(ours=2.0, bare=1.25), target)[-1] == "out of reach: bare has 8.00"
@@ -136,28 +136,28 @@ def test_no_answer_is_not_right() -> None:
     assert not may_be_whole(0, 0, clients=3, size=100)
 
 
-def test_a_question_of_bytes_travels_as_a_tensor_and_knows_its_answer() -> None:
+def test_a_question_of_bytes_is_sent_as_a_tensor_and_checks_its_answer() -> None:
     question = bytes_question(b"\0abc\0")
 
-    found = codec.decode_tensors(pb.Request.FromString(question.as_message()).tensors)
+    tensors = codec.decode_tensors(pb.Request.FromString(question.as_message()).tensors)
 
-    assert question.is_right(found)
+    assert question.is_right(tensors)
     assert not question.is_right({"x": b"\0abc"})
 
 
-def test_a_question_of_an_array_travels_as_a_tensor_and_knows_its_answer() -> None:
+def test_a_question_of_an_array_is_sent_as_a_tensor_and_checks_its_answer() -> None:
     question = array_question(np.arange(6, dtype=np.float32))
 
-    found = codec.decode_tensors(pb.Request.FromString(question.as_message()).tensors)
+    tensors = codec.decode_tensors(pb.Request.FromString(question.as_message()).tensors)
 
-    assert question.is_right(found)
-    assert not question.is_right({"x": found["x"].astype(np.float64)})
-    assert not question.is_right({"x": found["x"] + 1})
+    assert question.is_right(tensors)
+    assert not question.is_right({"x": tensors["x"].astype(np.float64)})
+    assert not question.is_right({"x": tensors["x"] + 1})
 
 
-def test_a_question_of_the_v2_protocol_knows_its_answer() -> None:
+def test_a_question_of_the_v2_protocol_checks_its_answer() -> None:
     array = np.arange(16, dtype=np.float32)
-    question = V2Question("x", array, lambda found: np.array_equal(found["x"], array), model="m")
+    question = V2Question("x", array, lambda result: np.array_equal(result["x"], array), model="m")
     size = int(question.headers["Inference-Header-Content-Length"])
     tensor = v2.ModelInferResponse.InferOutputTensor(name="x", datatype="FP32", shape=[16])
     message = v2.ModelInferResponse(outputs=[tensor], raw_output_contents=[array.tobytes()])

@@ -47,7 +47,7 @@ def test_a_storm_has_a_kill_a_second_and_strikes_every_place() -> None:
     assert {event.blow for event in storm} == set(Blow)
 
 
-def test_one_attempt_in_so_many_is_poison_whatever_came_before() -> None:
+def test_poison_is_independent_of_earlier_attempts() -> None:
     draws = Counter(
         poison_of(RECIPE, op, number, attempt)
         for op in OPS
@@ -77,7 +77,7 @@ def test_a_request_of_the_calm_is_never_poison() -> None:
     assert not any(poison_of(RECIPE, "left", -number, 0) for number in range(1, 20_000))
 
 
-def test_the_board_outlives_who_wrote_on_it(tmp_path: Path) -> None:
+def test_the_board_outlives_its_writers(tmp_path: Path) -> None:
     path = str(tmp_path / "board")
     before = Board(path, 10)
     before.count_strike("join", 1, Poison.HANG)
@@ -135,9 +135,9 @@ DOOMED = next(number for number in itertools.count() if doom_of(RECIPE, number))
         (run_with(left=1), ["processes that are left"]),
     ],
 )
-def test_what_is_amiss_is_found(run: Run, missed: list[str]) -> None:
-    found = [finding.what for finding in judge(run) if not finding.is_met]
+def test_a_failed_run_has_findings(run: Run, missed: list[str]) -> None:
+    results = [finding.what for finding in judge(run) if not finding.is_met]
 
-    assert len(found) == len(missed), found
-    assert all(words in what for words, what in zip(missed, found, strict=True)), found
+    assert len(results) == len(missed), results
+    assert all(words in what for words, what in zip(missed, results, strict=True)), results
     assert ("**Not survived.**" in markdown(run)) == bool(missed)

@@ -13,7 +13,7 @@ def measured(p50_ms: float, server_cpu_s: float) -> list[Measurement]:
     return [Measurement(1000, 1.0, p50_ms, p50_ms, server_cpu_s, 0)]
 
 
-def test_a_cost_compares_services_with_names_of_their_own():
+def test_a_cost_compares_services_with_different_names():
     folder = Path(services.__file__).parent
     rows = [*costs.costs()]
     cases = [case for row in rows for case in (row.case, row.less) if case is not None]
@@ -39,7 +39,7 @@ def test_a_cost_is_a_difference_by_its_hops():
     assert [*costs.cells(cost, results)] == ["50.0", "50", "20,000"]
 
 
-def test_a_cost_of_what_was_not_measured_is_left_open():
+def test_the_cost_of_an_unmeasured_case_is_empty():
     (cost,) = [cost for cost in costs.costs() if cost.what == "an Op more, fused"]
 
     assert [*costs.cells(cost, Results())] == ["", "", ""]

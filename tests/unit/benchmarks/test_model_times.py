@@ -20,14 +20,14 @@ def failures(count):
     return {"count": count, "ns": 0}
 
 
-def test_what_statistics_grew_by_counts_for_each_request():
+def test_growth_of_statistics_is_per_request():
     us, batch = grown(stats(2, 1_000, 1), stats(10, 41_000, 5, failed=4), 4)
     assert us == dict.fromkeys(FIELDS, 5.0)
     assert batch == 2.0
 
 
 @pytest.mark.parametrize("after", [stats(2, 1_000, 1), stats(3, 1_000, 2, failed=5)])
-def test_a_stretch_of_nothing_or_of_failures_is_not_measured(after):
+def test_statistics_without_successes_are_not_measured(after):
     with pytest.raises(NotMeasuredError):
         grown(stats(2, 1_000, 1), after, 4)
 
@@ -37,7 +37,7 @@ def times(queue_us, input_us=10.0):
     return Times(us, 1.0, 5.0)
 
 
-def test_medians_are_compared_and_the_farthest_of_those_judged_is_told():
+def test_medians_are_compared_and_the_largest_difference_is_returned():
     rounds = [[times(1_000.0), times(1_300.0)], [times(500.0), times(1_200.0, 90.0)]]
     rows, apart = rows_of("plain, 4", [*rounds, [times(2_000.0), times(900.0)]])
     assert rows[1] == ["plain, 4", "queue", "1,000", "1,200", "1.20"]

@@ -26,7 +26,7 @@ def test_its_models_are_there_with_and_without_batching(tmp_path):
         compile(path.read_text(), path, "exec")
 
 
-def test_goals_are_those_of_the_row_and_the_other_side():
+def test_targets_refer_to_the_row_and_the_other_side():
     groups = [with_before(group, Path("tree")) for group in rows(SIDES)]
     limits = {
         (target.case, str(target.base).rpartition(", ")[2]): target.at_least

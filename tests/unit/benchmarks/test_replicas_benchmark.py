@@ -9,7 +9,7 @@ from benchmarks.replicas import Costs, gains, row_of
 COSTS = Costs(loop=0.001, worker=0.0005, workers=0.0005, gateway=0.0005)
 
 
-def test_a_server_has_as_much_as_its_busiest_process_and_all_cores_let_it():
+def test_the_capacity_is_bounded_by_the_busiest_process_and_the_cores():
     assert COSTS.capacity(1, cores=8) == pytest.approx(1000)
     assert COSTS.capacity(2, cores=8) == pytest.approx(2000)
     assert COSTS.capacity(4, cores=4) == pytest.approx(2000), "each request takes 2 ms of a core"

@@ -13,14 +13,14 @@ def cache(values: int, size: int = 100) -> LocalCache:
     return LocalCache(LocalOptions(size=values * (size + ENTRY_BYTES)))
 
 
-def test_a_value_is_found_by_its_key():
+def test_a_value_is_returned_for_its_key():
     there = cache(2)
     there.insert(b"a", b"1" * 100)
     assert there.lookup(b"a") == b"1" * 100
     assert there.lookup(b"b") is None
 
 
-def test_who_was_not_asked_for_longest_goes_first():
+def test_the_least_recently_used_value_is_removed_first():
     there = cache(2)
     there.insert(b"a", b"1" * 100)
     there.insert(b"b", b"2" * 100)
@@ -39,7 +39,7 @@ def test_a_large_value_takes_the_place_of_several():
     assert there.lookup(b"d") is not None
 
 
-def test_a_value_that_is_larger_than_the_cache_is_refused_and_costs_no_other():
+def test_a_value_larger_than_the_cache_is_refused_without_evictions():
     there = cache(1)
     there.insert(b"a", b"1" * 100)
     with pytest.raises(CacheError, match="larger than the cache"):

@@ -16,14 +16,14 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "callers.json"
 
 
-def test_a_token_is_printed_once_and_kept_as_its_digest(
+def test_a_token_is_printed_once_and_stored_as_its_digest(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert callers(["--file", str(file), "add", "alice"]) == 0
     token = capsys.readouterr().out.strip()
     assert len(token) >= 43
-    said = json.loads(file.read_text())
-    assert said == {
+    document = json.loads(file.read_text())
+    assert document == {
         "callers": [{"name": "alice", "roles": ["infer"], "tokens": [digest_of(token)]}]
     }
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -43,7 +43,7 @@ def test_another_token_of_a_caller_leaves_its_roles(
     assert json.loads(file.read_text())["callers"][0]["roles"] == ["infer"]
 
 
-def test_who_is_removed_is_gone_and_what_else_the_file_says_stays(file: Path) -> None:
+def test_a_caller_is_removed_and_the_rest_of_the_file_is_unchanged(file: Path) -> None:
     kept = {"name": "bob", "limits": {"in_flight": 3}}
     file.write_text(json.dumps({"callers": [{"name": "alice"}, kept]}))
     assert callers(["--file", str(file), "remove", "alice"]) == 0
@@ -59,7 +59,7 @@ def test_who_is_removed_is_gone_and_what_else_the_file_says_stays(file: Path) ->
         (["remove", "nobody"], "there is no caller 'nobody'"),
     ],
 )
-def test_what_is_refused_changes_nothing(
+def test_a_refused_command_changes_nothing(
     file: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
     assert callers(["--file", str(file), *arguments]) == 1

@@ -44,7 +44,7 @@ def test_down_ends_the_fleet():
     assert fleets.ended
 
 
-def test_down_does_not_end_a_fleet_that_somebody_brings_up_meanwhile(capsys):
+def test_down_does_not_end_a_fleet_that_another_command_starts(capsys):
     given = cluster_parser().parse_args(["down"])
     for fleets in (
         PlayedFleets(DesiredFleet(1, 0), DesiredFleet(2, 2)),  # while it was waited for
@@ -55,7 +55,7 @@ def test_down_does_not_end_a_fleet_that_somebody_brings_up_meanwhile(capsys):
         assert "another command has changed the fleet meanwhile" in capsys.readouterr().err
 
 
-def test_who_scales_is_told_that_somebody_else_wants_another_number(capsys):
+def test_scale_reports_a_concurrent_change(capsys):
     fleets = PlayedFleets(DesiredFleet(1, 3), DesiredFleet(1, 5))
     assert scale(cluster_parser().parse_args(["scale", "3"]), fleets) == 1
     assert "another command" in capsys.readouterr().err

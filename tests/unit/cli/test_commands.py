@@ -43,7 +43,7 @@ def profile(tmp_path):
     return path
 
 
-def test_a_profile_is_told_in_a_table_with_advice(profile, capsys):
+def test_a_profile_is_printed_as_a_table_with_advice(profile, capsys):
     assert main(["analyse", str(profile)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{profile}: 120 requests in ")
@@ -54,18 +54,18 @@ def test_a_profile_is_told_in_a_table_with_advice(profile, capsys):
 
 def test_a_rate_may_be_aimed_at(profile, capsys):
     assert main(["analyse", str(profile), "--qps", "3000", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["advice"]["target_per_s"] == 3000.0
-    assert found["config"]["words"] == {"concurrency": 3}
+    document = json.loads(capsys.readouterr().out)
+    assert document["advice"]["target_per_s"] == 3000.0
+    assert document["config"]["words"] == {"concurrency": 3}
 
 
-def test_a_trace_is_written_beside_the_table(profile, tmp_path, capsys):
+def test_a_trace_is_written_in_addition_to_the_table(profile, tmp_path, capsys):
     assert main(["analyse", str(profile), "--trace", str(tmp_path / "trace.json")]) == 0
     assert json.loads((tmp_path / "trace.json").read_text())
     assert "bottleneck" in capsys.readouterr().out
 
 
-def test_a_file_without_profile_lines_says_how_to_get_some(tmp_path, capsys):
+def test_a_file_without_profile_lines_is_an_error_with_advice(tmp_path, capsys):
     (tmp_path / "log").write_text("hello\n")
     assert main(["analyse", str(tmp_path / "log")]) == 1
     assert "dag.use_profile" in capsys.readouterr().out
@@ -84,7 +84,7 @@ def test_a_trace_that_cannot_be_written_is_named(profile, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "nan", "inf", "many"])
-def test_a_rate_that_is_none_is_refused(profile, rate, capsys):
+def test_an_invalid_rate_is_refused(profile, rate, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["analyse", str(profile), "--qps", rate])
     assert caught.value.code == 2
@@ -139,7 +139,7 @@ LINES = st.one_of(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=8), rate=st.sampled_from(["1e-300", "100", "1e308"]))
-def test_whatever_stands_in_a_file_it_is_told_of_what_can_be_read(lines, rate, tmp_path, capsys):
+def test_any_file_is_analysed_as_far_as_it_is_readable(lines, rate, tmp_path, capsys):
     path, trace = tmp_path / "log", tmp_path / "trace"
     path.write_text("".join(f"PROFILE\tpid:{7 + i % 2}\t{line}\n" for i, line in enumerate(lines)))
     for more in ([], ["--qps", rate], ["--json", "--trace", str(trace)]):
@@ -162,7 +162,7 @@ def test_a_file_without_line_breaks_is_read_in_pieces(tmp_path, capsys):
         tracemalloc.stop()
 
 
-def test_analyse_has_a_help_of_its_own(capsys):
+def test_analyse_has_its_own_help(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["analyse", "--help"])
     assert caught.value.code == 0

@@ -24,6 +24,6 @@ def test_commands_of_a_command_are_words_with_their_options(script: str):
         assert word in script
 
 
-def test_what_is_not_for_users_is_not_offered(script: str):
+def test_internal_options_are_not_offered(script: str):
     assert "--parent" not in script
     assert "-l parent" not in script  # as fish has it

@@ -54,7 +54,7 @@ def test_show_prints_json(capsys):
     ]
 
 
-def test_what_is_wrong_is_shown_and_told(capsys):
+def test_an_invalid_setting_is_shown_and_reported(capsys):
     assert main(["config", "show", "--set", "op.bow.retry=x"]) == 1
     printed = capsys.readouterr()
     assert "retry: x" in printed.out

@@ -53,7 +53,7 @@ def test_a_chain_is_one_rail():
     )
 
 
-def test_sequences_are_told_with_their_slots():
+def test_sequences_are_drawn_with_their_slots():
     config = {"op": {"a": {"batch_size": 8, "sequence": {"strategy": "direct"}}}}
     assert "sequences: direct, 8 slots a worker" in as_text(drawn(chain("a"), config))
 
@@ -71,7 +71,7 @@ def test_a_fork_and_its_join_are_drawn():
     )
 
 
-def test_rails_pass_what_others_join():
+def test_rails_pass_joins_of_others():
     read = RequestOp()
     a = Op("a", [read])
     b = Op("b", [read, a])
@@ -100,14 +100,14 @@ def looping() -> Op:
     return Op("check", draft, loop_to=[draft, "check"], max_loops=3)
 
 
-def test_loops_are_told():
+def test_loops_are_drawn():
     text = "check may loop to draft, at most 3 times\ncheck may loop to check, at most 3 times\n"
     assert as_text(drawn(looping())).endswith(f"\n\n{text}")
     assert '    n2 -.->|"again, at most 3 times"| n1' in as_mermaid(drawn(looping()))
     assert 'n2 -> n2 [style=dashed, label="again, at most 3 times"];' in as_dot(drawn(looping()))
 
 
-def test_jumps_are_told():
+def test_jumps_are_drawn():
     assert as_text(drawn(jumping())).endswith("\n\ncache may jump to answer, instead of model\n")
 
 
@@ -148,7 +148,7 @@ STEPS = {"d": (1, 0), "r": (0, 1), "l": (0, -1)}
 def edges_of(text: str) -> list[tuple[str, str]]:
     """The edges that a reader of the rails sees: follows the marks down from each Op."""
     rows = text.splitlines()[2:]
-    names = [found[0] if (found := re.findall(r"op\d+", row)) else "" for row in rows]
+    names = [result[0] if (result := re.findall(r"op\d+", row)) else "" for row in rows]
     return [
         (names[y], names[end])
         for y, row in enumerate(rows)
@@ -264,7 +264,7 @@ def test_no_name_breaks_out_of_its_quotes():
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_a_jump_from_the_last_but_one_goes_to_the_response(name):
+def test_a_jump_over_the_last_op_leads_to_the_response(name):
     first = Op("first", [RequestOp()])
     last = Op("last", [first])
     first.set_jump_to_ops(last)

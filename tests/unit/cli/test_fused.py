@@ -37,8 +37,8 @@ def graph_of(last: Op, config: dict[str, Any]) -> tuple[Graph, Fused]:
 
 
 def groups_of(last: Op, **config: Any) -> tuple[list[tuple[str, ...]], dict[str, str]]:
-    found = graph_of(last, config)[1]
-    return list(found.groups), dict(found.apart)
+    result = graph_of(last, config)[1]
+    return list(result.groups), dict(result.apart)
 
 
 def test_quick_ops_that_follow_each_other_are_a_group():
@@ -65,12 +65,12 @@ def test_an_op_that_makes_a_stream_is_drawn(workers):
         ({"workers": "process"}, "its workers (process) run only their own Op"),
     ],
 )
-def test_an_op_that_is_in_no_group_says_why(keys, reason):
+def test_an_op_outside_groups_has_a_reason(keys, reason):
     ops = chain("a", "b", "c")
     assert groups_of(ops[-1], op={"c": keys}) == ([("a", "b")], {"c": reason})
 
 
-def test_what_is_against_an_op_is_told_in_the_engine_s_words():
+def test_an_obstacle_has_the_engines_text():
     ops = chain("a", "b", "c", "d", "e")
     ops[1].set_jump_to_ops(ops[3])
     jumps = "it jumps, or is jumped to"
@@ -78,7 +78,7 @@ def test_what_is_against_an_op_is_told_in_the_engine_s_words():
     assert groups_of(ops[-1]) == ([], {"a": alone, "b": jumps, "c": alone, "d": jumps, "e": alone})
 
 
-def test_a_join_whose_parts_come_from_different_groups_waits():
+def test_a_join_of_different_groups_waits():
     ops = chain("a", "b")
     ops[1].held = threading.local()
     groups, apart = groups_of(Works("c", ops))
@@ -87,7 +87,7 @@ def test_a_join_whose_parts_come_from_different_groups_waits():
     assert apart["c"] == "it waits for Ops that do not run in one pass"
 
 
-def test_off_is_said_of_each():
+def test_off_is_the_reason_of_each_op():
     off = "dag.fuse is off"
     assert groups_of(chain("a", "b")[-1], dag={"fuse": "off"}) == ([], {"a": off, "b": off})
 
@@ -116,8 +116,8 @@ def test_bounded_channels_are_thought_of():
     ],
 )
 def test_every_form_shows_groups_and_reasons(form, group, apart):
-    graph, found = graph_of(chain("a", "b", "c")[-1], {"op": {"c": {"fuse": False}}})
-    text = FORMATS[form](drawing_of(graph, "svc", found))
+    graph, result = graph_of(chain("a", "b", "c")[-1], {"op": {"c": {"fuse": False}}})
+    text = FORMATS[form](drawing_of(graph, "svc", result))
     assert group in text
     assert apart in text
     alone = graph_of(chain("a")[-1], {})

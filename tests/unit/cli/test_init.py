@@ -78,7 +78,7 @@ def test_a_name_that_cannot_be_one_is_refused(name, capsys):
     assert list(Path().iterdir()) == []
 
 
-def test_the_image_of_a_new_service_is_the_one_of_deploy():
+def test_the_image_of_a_new_service_equals_that_of_deploy():
     assert service_files("x")["Dockerfile"] == (ROOT / "deploy/service/Dockerfile").read_bytes()
 
 
@@ -113,14 +113,14 @@ def test_requirements_that_are_there_stay(capsys, force):
     Path("requirements.txt").write_text("pipeline-serving[onnx]\n")
     assert main(["dockerize", *force]) == 0
     assert Path("requirements.txt").read_text() == "pipeline-serving[onnx]\n"
-    said = capsys.readouterr().out
-    assert f"requirements.txt needs this line for the library:\n  {LINE}\n" in said
+    out = capsys.readouterr().out
+    assert f"requirements.txt needs this line for the library:\n  {LINE}\n" in out
     Path("requirements.txt").write_text(f"{LINE}\nnumpy\n")
     assert main(["dockerize", "--force"]) == 0
     assert "requirements.txt is to have" not in capsys.readouterr().out.replace("\n", "")
 
 
-def test_what_is_missing_is_written_and_the_rest_is_kept(capsys):
+def test_missing_files_are_written_and_existing_ones_are_kept(capsys):
     service("http_port: 9999\n")
     assert main(["dockerize"]) == 0
     Path("Dockerfile").unlink()
@@ -129,9 +129,9 @@ def test_what_is_missing_is_written_and_the_rest_is_kept(capsys):
     assert main(["dockerize"]) == 0
     assert "HTTP_PORT=9999" in Path("Dockerfile").read_text()
     assert Path(".dockerignore").read_text() == "mine"
-    said = capsys.readouterr().out
-    assert "written: Dockerfile\n" in said
-    assert "kept: .dockerignore, which was there already\n" in said
+    out = capsys.readouterr().out
+    assert "written: Dockerfile\n" in out
+    assert "kept: .dockerignore, which was there already\n" in out
 
 
 def test_files_are_replaced_by_force_only(capsys):
@@ -153,7 +153,7 @@ def test_files_are_replaced_by_force_only(capsys):
         ("http_port: [\n", "not valid YAML"),
     ],
 )
-def test_a_port_that_nobody_knows_is_refused(config, said, capsys):
+def test_an_unknown_port_is_refused(config, said, capsys):
     service(config)
     assert main(["dockerize"]) == 1
     assert said in capsys.readouterr().err

@@ -36,13 +36,13 @@ def test_no_command_is_wrong_usage(capsys):
         ("xyzzy", "there is no command 'xyzzy'; pipeline --help lists them"),
     ],
 )
-def test_an_unknown_command_is_told_the_nearest(word, said, capsys):
+def test_an_unknown_command_is_refused_with_the_nearest(word, said, capsys):
     assert main([word]) == 2
     assert capsys.readouterr().err.startswith(f"pipeline: {said}\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_each_command_has_an_example_of_it(name, capsys):
+def test_the_help_of_each_command_has_an_example(name, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     text = capsys.readouterr().out
@@ -51,19 +51,19 @@ def test_the_help_of_each_command_has_an_example_of_it(name, capsys):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_says_what_is_wrong_with_an_option(name, capsys):
+def test_each_command_reports_an_invalid_option(name, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([name, "--no-such-option-at-all"])
     assert f"usage: pipeline {name}" in capsys.readouterr().err
 
 
-def test_an_option_is_told_the_nearest(capsys):
+def test_an_unknown_option_is_refused_with_the_nearest(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["check", "--stric", "config.yml"])
     assert "unrecognized arguments: --stric; did you mean --strict?" in capsys.readouterr().err
 
 
-def test_a_choice_is_told_the_nearest(capsys):
+def test_an_unknown_choice_is_refused_with_the_nearest(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["config", "shwo"])
     assert "invalid choice: 'shwo'" in (said := capsys.readouterr().err)

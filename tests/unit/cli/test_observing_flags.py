@@ -40,10 +40,10 @@ def test_settings_of_traces():
     assert (off["level"], off["file"], off["rate"], off["count"]) == ([], "", 1000, -1)
 
 
-def test_the_older_flags_of_traces_give_way():
+def test_newer_flags_of_traces_override_older_ones():
     older = {"file": ["/f"], "level": ["max"], "rate": ["5"], "count": [], "log-frequency": ["2"]}
-    found = traces_of(["rate=6"], older).keys["request_traces"]
-    assert found == {
+    result = traces_of(["rate=6"], older).keys["request_traces"]
+    assert result == {
         "file": "/f",
         "level": ["TIMESTAMPS"],
         "rate": 6,
@@ -66,9 +66,9 @@ def test_sizes_of_opentelemetrys_batches_are_numbers(monkeypatch, setting):
 def test_traces_by_opentelemetry_are_settings_of_its_sdk():
     url = "http://127.0.0.1:4318/v1/traces"
     flags = [f"opentelemetry,url={url}", "opentelemetry,resource=a=b", "opentelemetry,resource=c=d"]
-    found = traces_of(["mode=opentelemetry", "rate=4", "level=TIMESTAMPS", *flags])
-    assert found.keys == {"opentelemetry": True}
-    assert found.environment == {
+    traces = traces_of(["mode=opentelemetry", "rate=4", "level=TIMESTAMPS", *flags])
+    assert traces.keys == {"opentelemetry": True}
+    assert traces.environment == {
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": url,
         "OTEL_RESOURCE_ATTRIBUTES": "a=b,c=d",
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",

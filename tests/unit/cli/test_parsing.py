@@ -21,7 +21,7 @@ from pipeline.cli.main import main, parser_of
         (["cluster", "local", "--nodes", "0"], "expected at least 1, found '0'"),
     ],
 )
-def test_a_number_that_an_option_cannot_be_is_told(words, told, capsys):
+def test_an_invalid_number_of_an_option_is_refused(words, told, capsys):
     with pytest.raises(SystemExit):
         main(words)
     assert told in capsys.readouterr().err
@@ -32,6 +32,6 @@ def test_a_bench_may_do_without_its_warm_up():
 
 
 @pytest.mark.parametrize("header", ["a:b\nc: d", "é: x", "a: 失", "a b: c", ": c", "nothing"])
-def test_a_header_that_http_cannot_carry_is_told(header, capsys):
+def test_an_invalid_header_is_refused(header, capsys):
     assert main(["client", ":1/x", "a=1", "--header", header]) == 1
     assert "expected NAME:VALUE" in capsys.readouterr().err

@@ -28,7 +28,7 @@ def test_the_line_fills_with_time(took_s, seconds, line):
     assert ProgressLine(None, "asking", seconds, clock=lambda: next(times)).line() == line
 
 
-def test_nothing_is_written_where_there_is_no_terminal():
+def test_without_a_terminal_no_progress_is_written():
     stream = io.StringIO()
     with ProgressLine(stream, "asking", delay_s=0.0):
         pass
@@ -46,7 +46,7 @@ def test_a_terminal_is_clean_afterwards():
     drawn.close()
 
 
-def test_a_closed_stream_is_no_terminal():
+def test_a_closed_stream_is_not_a_terminal():
     terminal = Terminal()
     terminal.close()
     with ProgressLine(terminal, "asking"):

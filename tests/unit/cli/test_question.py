@@ -26,14 +26,14 @@ def sent_by(url: str, *words: str, form=None) -> tuple[str, object]:
         ("http://h", ServerAddress("h", 80, False, "")),
     ],
 )
-def test_a_url_says_where(url, expected):
+def test_a_url_gives_the_address(url, expected):
     assert ServerAddress.of(url) == expected
 
 
 @pytest.mark.parametrize(
     "url", ["ftp://h/x", "http://", "http://h:x/", "http://h:99999/", "grpc://h:1"]
 )
-def test_a_url_that_is_none_is_refused(url):
+def test_an_invalid_url_is_refused(url):
     with pytest.raises(ConfigError, match="expected http://HOST:PORT"):
         ServerAddress.of(url)
 
@@ -52,7 +52,7 @@ def test_a_url_that_is_none_is_refused(url):
         (":1/a b", None, "/api/a%20b"),
     ],
 )
-def test_the_form_is_said_by_the_path_or_a_flag(url, form, path):
+def test_the_path_or_a_flag_selects_the_form(url, form, path):
     assert sent_by(url, form=form)[0] == path
 
 
@@ -70,7 +70,7 @@ def test_fields_are_text_json_and_files(tmp_path):
 def test_inputs_of_v2_are_tensors():
     words = ["a=x", "b:=[[1, 2]]", "c:=0.5", "d:=true", 'e:=["x", "y"]']
     inputs = sent_by(":1/svc", *words, form="v2")[1]["inputs"]  # type: ignore[index]
-    assert [(each["datatype"], each["shape"], each["data"]) for each in inputs] == [
+    assert [(item["datatype"], item["shape"], item["data"]) for item in inputs] == [
         ("BYTES", [1], ["x"]),
         ("INT64", [1, 2], [1, 2]),
         ("FP32", [1], [0.5]),
@@ -101,7 +101,7 @@ def test_a_url_without_a_name_is_refused():
         question_of(ServerAddress.of(":1/"), None, [])
 
 
-def test_the_only_pipeline_is_found():
+def test_the_only_pipeline_is_selected():
     assert only_pipeline({"paths": {"/api/svc": {}, "/health/live": {}}}) == "svc"
     for document, said in (
         ({"paths": {"/api/a": {}, "/api/b": {}}}, "there are a, b"),

@@ -13,8 +13,8 @@ class FakeRelease:
         self.shared = ""
 
     def ports(self):
-        told, self.told = self.told, None
-        return told
+        reported, self.told = self.told, None
+        return reported
 
     def status(self):
         return self.ended
@@ -69,7 +69,7 @@ def test_the_next_server_gets_the_ports_of_the_first():
     assert [release.given for release in desk.releases] == [{}, {"http_port": "7", "rpc_port": "8"}]
 
 
-def test_one_that_cannot_start_changes_nothing():
+def test_a_release_that_cannot_start_changes_nothing():
     desk = Desk()
     desk.ready(0)
     desk.tick("a.py")
@@ -91,7 +91,7 @@ def test_a_change_during_a_start_restarts():
     assert [release.left for release in desk.releases] == [1, 0]
 
 
-def test_a_server_that_ends_by_itself_is_told_once():
+def test_a_server_that_ends_is_reported_once():
     desk = Desk()
     desk.ready(0)
     desk.releases[0].ended = -9
@@ -102,7 +102,7 @@ def test_a_server_that_ends_by_itself_is_told_once():
     assert len(desk.releases) == 2
 
 
-def test_all_leave_at_the_end_and_are_told_twice_by_a_second_signal():
+def test_all_releases_stop_at_the_end_and_a_second_signal_repeats_it():
     desk = Desk()
     desk.ready(0)
     desk.tick("a.py")
@@ -116,7 +116,7 @@ def test_all_leave_at_the_end_and_are_told_twice_by_a_second_signal():
     assert desk.reloader.is_over
 
 
-def test_free_ports_are_kept_and_others_left_alone():
+def test_free_ports_are_pinned_and_others_unchanged():
     ports = {"http_port": "7", "rpc_port": "8"}
     free = ["http_port=0", "rpc_port=", "a=b"]
     assert pinned(free, {}) == free
@@ -128,7 +128,7 @@ def test_free_ports_are_kept_and_others_left_alone():
     ]
 
 
-def test_a_port_that_is_another_servers_is_told_at_the_first_start_only():
+def test_a_port_shared_with_another_server_is_reported_at_the_first_start_only():
     desk = Desk()
     desk.releases[0].shared = "7"
     desk.ready(0)

@@ -60,7 +60,7 @@ def test_the_size_of_inputs_is_that_of_json(settings_of, flags, json_bytes, mess
         (("--edge=gateway",), "gateway", "gateway"),
     ],
 )
-def test_who_takes_the_ports(settings_of, flags, edge, over_http):
+def test_flags_select_the_edge(settings_of, flags, edge, over_http):
     server = settings_of(*flags).server
     assert (server["edge"], server["http_server"]) == (edge, over_http)
 
@@ -99,7 +99,7 @@ def test_a_repository_that_is_named_twice_is_one(settings_of):
     )
 
 
-def test_each_port_has_an_address_of_its_own(settings_of):
+def test_each_port_has_its_own_address(settings_of):
     server = settings_of("--http-address=127.0.0.1", "--grpc-address=127.0.0.2").server
     assert (server["http_host"], server["rpc_host"]) == ("127.0.0.1", "127.0.0.2")
     assert server["dag"]["prometheus_host"] == "127.0.0.1", "that of HTTP, as in Triton"
@@ -114,7 +114,7 @@ def test_ports_are_shared_with_other_servers_if_one_of_them_is(settings_of):
     assert settings_of("--reuse-grpc-port=true").server["reuse_port"]
 
 
-def test_flags_that_change_nothing_are_read(settings_of):
+def test_flags_without_effect_are_accepted(settings_of):
     settings_of(
         "--http-thread-count=8", "--allow-gpu-metrics", "false", "--grpc-infer-thread-count=128"
     )
@@ -130,7 +130,7 @@ def test_flags_that_change_nothing_are_read(settings_of):
         (["--trace-config", "level=FULL"], "invalid value for trace level option: FULL"),
     ],
 )
-def test_what_is_refused(settings_of, capsys, flags, text):
+def test_an_invalid_flag_is_refused(settings_of, capsys, flags, text):
     assert module.repository(["--model-repository=/r", *flags]) == 1
     assert text in capsys.readouterr().err
 
@@ -169,7 +169,7 @@ def test_a_part_of_v2_is_restricted_once(settings_of, capsys, flag, kind, groups
     assert f"restricted {kind} {text} config groups" in capsys.readouterr().err
 
 
-def test_a_server_that_cannot_start_says_why(monkeypatch, capsys):
+def test_a_server_that_cannot_start_prints_the_reason(monkeypatch, capsys):
     def serve(settings):
         raise InitError("creating server: Internal - failed to load all models")
 
@@ -183,7 +183,7 @@ def refused(capsys, *flags):
     return capsys.readouterr().err
 
 
-def test_a_cache_is_what_its_flags_say(settings_of, capsys):
+def test_flags_configure_the_cache(settings_of, capsys):
     assert settings_of("--cache-config=local,size=1048576").server["cache"] == {
         "local": {"size": 1048576}
     }
@@ -200,7 +200,7 @@ def test_a_cache_is_what_its_flags_say(settings_of, capsys):
     assert "option format is" in refused(capsys, "--cache-config=local,size")
 
 
-def test_resources_are_what_their_flags_say(settings_of, capsys):
+def test_flags_configure_resources(settings_of, capsys):
     server = settings_of("--rate-limit=EXECUTION_COUNT", "--rate-limit-resource=r:4").server
     assert server["rate_limit"] == {
         "mode": "execution_count",
@@ -226,7 +226,7 @@ def test_the_time_to_stop_is_whole_milliseconds(settings_of):
         ("dag.prometheus_port", "Metrics service: Unavailable - Socket '127.0.0.1:7'"),
     ],
 )
-def test_a_port_of_another_server_is_told_as_by_triton(monkeypatch, capsys, key, socket):
+def test_a_port_in_use_is_reported_in_tritons_form(monkeypatch, capsys, key, socket):
     def serve(settings):
         error = PortInUseError("it is")
         error.key, error.port = key, 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.cli.serve import module_names
 
 
-def test_scripts_of_one_name_are_told_apart_by_their_folders():
+def test_scripts_of_one_name_are_distinguished_by_their_folders():
     scripts = ["/a/serve.py", "/b/serve.py", "/c/b/serve.py", "/other.py"]
     assert module_names(scripts) == {
         "serve": "/a/serve.py",

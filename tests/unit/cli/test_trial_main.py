@@ -24,7 +24,7 @@ def _tried(op: Op, values: dict[str, object], *, streams: bool = False) -> Tried
     return tried_op(op, streams)
 
 
-def test_a_trial_listens_where_nobody_else_does_and_leaves_no_trace():
+def test_a_trial_uses_free_ports_and_has_no_side_effects():
     live = {
         "http_port": 80,
         "http_host": "::",
@@ -46,12 +46,12 @@ def test_a_trial_listens_where_nobody_else_does_and_leaves_no_trace():
     assert live["op"]["a"]["response_cache"] is True
 
 
-def test_a_configuration_that_is_none_is_refused():
+def test_an_invalid_configuration_is_refused():
     with pytest.raises(ConfigError):
         changed(["http_port"], {})
 
 
-def test_an_op_is_told_with_what_its_constructor_says():
+def test_an_op_is_described_with_the_arguments_of_its_constructor():
     op = Batched("a", RequestOp(), concurrency=2)
     tried = _tried(op, {"concurrency": 3, "batch_size": 8, "auto_batching_timeout": 5})
     assert tried == TriedOp(
@@ -71,7 +71,7 @@ def test_batches_are_tried_where_there_is_something_to_do_for_a_batch():
         ({"batching": "dynamic", "dynamic_batching": {}}, "batching: dynamic"),
     ],
 )
-def test_what_others_schedule_is_held(values, told):
+def test_settings_of_another_scheduler_are_held(values, told):
     assert told in _tried(Batched("a", RequestOp()), values).held
 
 

@@ -23,11 +23,11 @@ def watch(tmp_path: Path) -> Watch:
     return Watch(tmp_path)
 
 
-def test_nothing_is_told_without_a_change(watch):
+def test_without_a_change_nothing_is_reported(watch):
     assert [watch.changed() for _ in range(3)] == [[], [], []]
 
 
-def test_a_change_is_told_once_and_when_it_is_over(watch, tmp_path):
+def test_a_change_is_reported_once_when_it_is_complete(watch, tmp_path):
     stamp(tmp_path / "web_server.py", 2)
     assert watch.changed() == []
     stamp(tmp_path / "below" / "ops.py", 2)
@@ -55,7 +55,7 @@ def test_new_and_removed_files_are_changes(watch, tmp_path):
         "env/lib/x.py",
     ],
 )
-def test_what_is_no_part_of_a_service_is_not_watched(watch, tmp_path, name):
+def test_files_outside_the_service_are_not_watched(watch, tmp_path, name):
     stamp(tmp_path / "env" / "pyvenv.cfg", 1)
     watch.changed()
     watch.changed()

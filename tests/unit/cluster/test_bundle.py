@@ -26,7 +26,7 @@ def script(tmp_path):
     return folder / "web_server.py"
 
 
-def test_what_comes_out_is_what_went_in(script, tmp_path):
+def test_an_unpacked_bundle_equals_the_folder(script, tmp_path):
     place = unpacked(bundle_of(script), tmp_path / "node")
     files = {str(path.relative_to(place.parent)) for path in place.parent.rglob("*")}
     assert files == {"models", "models/m.bin", "run.sh", "web_server.py"}
@@ -68,19 +68,19 @@ def test_a_name_that_leads_out_is_refused(tmp_path, name):
         unpacked(ScriptBundle("web_server.py", target.getvalue()), tmp_path)
 
 
-def test_a_link_to_a_folder_is_told_and_not_left_out(script, tmp_path):
+def test_a_link_to_a_folder_is_refused(script, tmp_path):
     (script.parent / "large").symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="large: a link to a folder is not packed"):
         bundle_of(script)
 
 
-def test_a_name_that_is_no_text_is_told(script):
+def test_an_invalid_name_is_refused(script):
     (script.parent / os.fsdecode(b"\xff.bin")).write_text("")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         bundle_of(script)
 
 
-def test_a_file_that_goes_while_it_is_packed_is_told(script, monkeypatch):
+def test_a_file_that_disappears_during_packing_is_an_error(script, monkeypatch):
     def gone(folder):
         yield folder / "gone"
 

@@ -70,7 +70,7 @@ class Fixture:
             await self._run
 
     def phases(self) -> list[tuple[int, ReplicaPhase]]:
-        return [(each.number, each.phase) for each in self.fleet.view().replicas]
+        return [(replica.number, replica.phase) for replica in self.fleet.view().replicas]
 
 
 @virtual
@@ -79,11 +79,11 @@ async def test_replicas_are_listed_when_they_are_ready():
         view = it.fleet.view()
         assert view.addresses == ["10.0.0.1:1/2", "10.0.0.2:1/2"]
         assert view.is_reached
-        assert {each.node for each in view.replicas} == {"node 1", "node 2"}
+        assert {replica.node for replica in view.replicas} == {"node 1", "node 2"}
 
 
 @virtual
-async def test_an_update_stops_the_old_ones_gracefully_and_kills_what_is_left():
+async def test_an_update_stops_the_old_replicas_and_kills_the_remaining_ones():
     async with Fixture() as it:
         it.fleet.want(RELEASE, None)
         await asyncio.sleep(30)
@@ -92,7 +92,7 @@ async def test_an_update_stops_the_old_ones_gracefully_and_kills_what_is_left():
 
 
 @virtual
-async def test_a_replica_whose_node_is_gone_is_replaced():
+async def test_a_replica_of_a_lost_node_is_replaced():
     async with Fixture() as it:
         it.nodes.looks["f-1"] = ReplicaGoneError("the node died")
         await asyncio.sleep(5)
@@ -100,7 +100,7 @@ async def test_a_replica_whose_node_is_gone_is_replaced():
 
 
 @virtual
-async def test_a_replica_that_answers_nothing_is_seen_as_gone():
+async def test_a_replica_without_answers_is_replaced():
     async with Fixture() as it:
         it.nodes.looks["f-2"] = None
         await asyncio.sleep(60)
@@ -108,7 +108,7 @@ async def test_a_replica_that_answers_nothing_is_seen_as_gone():
 
 
 @virtual
-async def test_one_that_waits_for_a_node_is_waited_for():
+async def test_a_replica_that_waits_for_a_node_is_not_replaced():
     async with Fixture() as it:
         it.nodes.looks["f-3"] = None
         it.fleet.want(None, 3)
@@ -118,7 +118,7 @@ async def test_one_that_waits_for_a_node_is_waited_for():
 
 
 @virtual
-async def test_a_release_that_fails_is_stuck_and_says_why():
+async def test_a_failing_release_is_stuck_with_the_reason():
     async with Fixture() as it:
         for number in range(3, 20):
             it.nodes.looks[f"f-{number}"] = ReplicaReport(ReplicaPhase.FAILED, "", "no model")
@@ -131,7 +131,7 @@ async def test_a_release_that_fails_is_stuck_and_says_why():
 
 
 @virtual
-async def test_rolled_back_it_is_what_it_was_and_the_next_release_has_a_number_of_its_own():
+async def test_a_rollback_restores_the_release_and_the_next_one_has_a_new_number():
     async with Fixture() as it:
         assert it.fleet.roll_back() == 0
         for number in range(3, 6):
@@ -143,11 +143,11 @@ async def test_rolled_back_it_is_what_it_was_and_the_next_release_has_a_number_o
         assert it.fleet.view().is_reached
         it.fleet.want(RELEASE, 1)
         await asyncio.sleep(30)
-        assert [each.release for each in it.fleet.view().replicas] == [3]
+        assert [replica.release for replica in it.fleet.view().replicas] == [3]
 
 
 @virtual
-async def test_one_that_is_not_ready_for_now_stays_listed():
+async def test_a_replica_that_is_temporarily_not_ready_stays_listed():
     async with Fixture() as it:
         it.nodes.looks["f-1"] = ReplicaReport(
             ReplicaPhase.UNREADY, "10.0.0.1:1/2", "an Op lacks workers"
@@ -158,7 +158,7 @@ async def test_one_that_is_not_ready_for_now_stays_listed():
 
 
 @virtual
-async def test_what_nodes_cannot_start_is_a_failure():
+async def test_a_replica_that_nodes_cannot_start_is_a_failure():
     async with Fixture() as it:
         it.nodes.refuses = True
         it.fleet.want(RELEASE, None)
@@ -169,7 +169,7 @@ async def test_what_nodes_cannot_start_is_a_failure():
 
 
 @virtual
-async def test_a_fleet_that_has_or_wants_replicas_does_not_end_and_one_that_is_over_takes_none():
+async def test_a_fleet_ends_only_without_replicas_and_then_accepts_none():
     async with Fixture() as it:
         it.fleet.want(None, 0)
         assert not it.fleet.end()

@@ -34,31 +34,31 @@ class Simulated:
             self.now += 0.5
             self._live()
             actions = plan(self.wanted, self.replicas, self.failures, self.now)
-            for each in actions.drain:
-                each.becomes(ReplicaPhase.DRAINING, self.now)
-            for each in actions.stop:
-                self.replicas.remove(each)
+            for item in actions.drain:
+                item.becomes(ReplicaPhase.DRAINING, self.now)
+            for item in actions.stop:
+                self.replicas.remove(item)
             for _ in range(actions.start):
-                number = 1 + max((each.number for each in self.replicas), default=0)
+                number = 1 + max((replica.number for replica in self.replicas), default=0)
                 self.replicas.append(FleetReplica(number, self.wanted.release, since=self.now))
             self.least_ready = min(self.least_ready, self.ready())
             self.most = max(self.most, len(self.replicas))
 
     def _live(self) -> None:
-        for each in list(self.replicas):
-            if self.replicas.index(each) >= self.room:
-                each.since = self.now
-            elif each.phase is ReplicaPhase.STARTING and self.now - each.since >= 1:
-                if each.release in self.failing:
+        for replica in list(self.replicas):
+            if self.replicas.index(replica) >= self.room:
+                replica.since = self.now
+            elif replica.phase is ReplicaPhase.STARTING and self.now - replica.since >= 1:
+                if replica.release in self.failing:
                     self.failures.add(self.now, "no model")
-                    self.replicas.remove(each)
+                    self.replicas.remove(replica)
                 else:
-                    each.becomes(ReplicaPhase.READY, self.now)
+                    replica.becomes(ReplicaPhase.READY, self.now)
                     self.failures = Failures()
 
     def ready(self, release: int = 0) -> int:
-        asked = [each for each in self.replicas if release in (0, each.release)]
-        return sum(each.phase is ReplicaPhase.READY for each in asked)
+        asked = [replica for replica in self.replicas if release in (0, replica.release)]
+        return sum(item.phase is ReplicaPhase.READY for item in asked)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_all_replicas_of_a_first_release_start_together(fleet):
     assert is_reached(fleet.wanted, fleet.replicas)
 
 
-def test_a_new_release_comes_one_at_a_time_and_there_are_never_fewer(fleet):
+def test_a_new_release_replaces_one_replica_at_a_time(fleet):
     fleet.wanted = DesiredFleet(2, 3)
     fleet.passes(20)
     assert (fleet.ready(2), len(fleet.replicas)) == (3, 3)
@@ -82,7 +82,7 @@ def test_a_new_release_comes_one_at_a_time_and_there_are_never_fewer(fleet):
     assert fleet.most <= 6
 
 
-def test_where_there_is_no_room_for_one_more_an_old_one_goes_first(fleet):
+def test_without_spare_capacity_an_old_replica_stops_first(fleet):
     fleet.room = 3
     fleet.wanted = DesiredFleet(2, 3)
     fleet.passes(20)
@@ -100,7 +100,7 @@ def test_a_new_release_that_fails_leaves_the_old_one(fleet):
     assert fleet.failures.count == MAX_FAILURES
 
 
-def test_a_release_behind_one_that_failed_comes(fleet):
+def test_a_release_after_a_failed_one_starts(fleet):
     fleet.failing = {2}
     fleet.wanted = DesiredFleet(2, 3)
     fleet.passes(60)
@@ -128,16 +128,16 @@ def test_more_and_fewer_replicas(fleet):
     fleet.wanted = DesiredFleet(1, 2)
     fleet.passes(20)
     assert (fleet.ready(), len(fleet.replicas)) == (2, 2)
-    assert {each.number for each in fleet.replicas} == {1, 2}  # the youngest went
+    assert {replica.number for replica in fleet.replicas} == {1, 2}  # the youngest went
 
 
-def test_who_is_lost_is_replaced(fleet):
+def test_a_lost_replica_is_replaced(fleet):
     fleet.replicas.pop(0)
     fleet.passes(3)
     assert fleet.ready() == 3
 
 
-def test_none_are_left_of_a_fleet_that_is_not_wanted(fleet):
+def test_an_unwanted_fleet_has_no_replicas(fleet):
     fleet.replicas.append(FleetReplica(9, 1, since=fleet.now))
     fleet.wanted = DesiredFleet(1, 0)
     fleet.passes(10)
@@ -145,17 +145,17 @@ def test_none_are_left_of_a_fleet_that_is_not_wanted(fleet):
     assert is_reached(fleet.wanted, fleet.replicas)
 
 
-def test_a_replica_is_stopped_when_edges_have_seen_that_it_is_not_listed(fleet):
+def test_a_replica_stops_after_edges_have_removed_it(fleet):
     fleet.wanted = DesiredFleet(1, 2)
     fleet.passes(0.5)
-    (going,) = [each for each in fleet.replicas if each.phase is ReplicaPhase.DRAINING]
+    (going,) = [replica for replica in fleet.replicas if replica.phase is ReplicaPhase.DRAINING]
     fleet.passes(SETTLE_S - 0.5)
     assert going in fleet.replicas
     fleet.passes(0.5)
     assert going not in fleet.replicas
 
 
-def test_who_is_unready_for_now_is_not_replaced_and_still_listed(fleet):
+def test_a_replica_that_is_temporarily_unready_is_not_replaced(fleet):
     fleet.replicas[0].becomes(ReplicaPhase.UNREADY, fleet.now)
     fleet.passes(5)
     assert len(fleet.replicas) == 3

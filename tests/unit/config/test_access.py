@@ -60,13 +60,17 @@ def test_faults(access: AccessConfig, tls: TlsConfig, is_gateway: bool, text: st
     assert bool(text) == bool(fault)
 
 
-def test_the_gateway_is_told_all_of_it() -> None:
+def test_the_gateway_receives_all_settings_of_access() -> None:
     limits = CallerLimits(requests_per_s=2.5)
     access = AccessConfig(callers_file="f", limits=limits, audit_file="a", jwt=SIGNED)
-    told = json.loads(document_of(access))
-    assert told["limits"] == {"requests_per_s": 2.5}  # what is left out is 0 to the gateway
-    assert (told["callers_file"], told["anonymous"], told["audit_file"]) == ("f", list(ROLES), "a")
-    assert told["jwt"] == {
+    reported = json.loads(document_of(access))
+    assert reported["limits"] == {"requests_per_s": 2.5}  # what is left out is 0 to the gateway
+    assert (reported["callers_file"], reported["anonymous"], reported["audit_file"]) == (
+        "f",
+        list(ROLES),
+        "a",
+    )
+    assert reported["jwt"] == {
         "jwks_file": "k",
         "issuer": "i",
         "audience": "a",
@@ -78,7 +82,7 @@ def test_the_gateway_is_told_all_of_it() -> None:
     }
 
 
-def test_nothing_that_changes_models_goes_without_the_role_admin() -> None:
+def test_methods_that_change_models_need_the_role_admin() -> None:
     """The gateway's harmless methods are the parts of v2 that change nothing."""
     rows = json.loads((ROOT / "tests/support/golden/access_roles.json").read_text())
     changing = {"model-repository", "shared-memory", "trace", "logging"}

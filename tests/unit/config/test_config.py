@@ -116,7 +116,7 @@ def test_a_file_and_the_dict_in_it_give_the_same_configuration(write: Write) -> 
 
 
 @pytest.mark.parametrize("text", ["- rpc_port", "rpc_port", "12"])
-def test_a_file_that_is_no_mapping_is_refused(write: Write, text: str) -> None:
+def test_a_file_without_a_mapping_is_refused(write: Write, text: str) -> None:
     with pytest.raises(ConfigError, match="expected a mapping"):
         load_config(write(text))
 
@@ -127,28 +127,28 @@ def test_an_empty_file_lacks_a_port(write: Write, text: str) -> None:
         load_config(write(text))
 
 
-def test_yaml_errors_say_file_line_column_and_problem(write: Write) -> None:
+def test_a_yaml_error_has_file_line_column_and_problem(write: Write) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(write("rpc_port: 18070\ndag: retry: 1\n"))
     assert str(caught.value).startswith("config.yml:2:11: not valid YAML: mapping values")
 
 
 @pytest.mark.parametrize("text", [b"a: \xff\xfe", b"a: \x00", b"!!python/object:os.system {}"])
-def test_what_safe_yaml_does_not_hold_is_refused(tmp_path: Path, text: bytes) -> None:
+def test_text_outside_safe_yaml_is_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "config.yml"
     path.write_bytes(text)
     with pytest.raises(ConfigError, match=re.escape(str(path))):
         load_config(path)
 
 
-def test_a_key_given_twice_is_refused_with_both_lines(write: Write) -> None:
+def test_a_duplicate_key_is_refused_with_both_lines(write: Write) -> None:
     text = "rpc_port: 18070\nop:\n  bow:\n    timeout: 1\n    retry: 2\n    timeout: 3\n"
     with pytest.raises(ConfigError) as caught:
         load_config(write(text))
     assert str(caught.value) == "config.yml:6: op.bow.timeout: given twice, first at line 4"
 
 
-def test_merged_mappings_give_way_to_own_keys_and_earlier_ones(write: Write) -> None:
+def test_own_and_earlier_keys_win_over_merged_mappings(write: Write) -> None:
     config = load_config(
         write(
             "rpc_port: 18070\n"
@@ -221,7 +221,7 @@ def test_a_port_out_of_range_is_refused_once(port: object) -> None:
     assert len(text.splitlines()) == 1
 
 
-def test_a_missing_port_is_reported_beside_other_mistakes() -> None:
+def test_a_missing_port_is_reported_with_other_errors() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(yml_dict={"worker_num": 0})
     assert len(str(caught.value).splitlines()) == 2
@@ -250,7 +250,7 @@ def test_milliseconds_become_seconds() -> None:
 
 
 @pytest.mark.parametrize("off", [-1, 0, -20])
-def test_zero_or_less_is_no_timeout(off: int) -> None:
+def test_zero_or_less_means_no_timeout(off: int) -> None:
     bow = op_config(timeout=off, auto_batching_timeout=off)
     assert bow.timeout_s is None
     assert bow.auto_batching_timeout_s is None
@@ -285,7 +285,7 @@ def test_words_of_a_closed_set_are_read_in_any_case() -> None:
     assert service(log={"level": "debug"}).log.level == "DEBUG"
 
 
-def test_both_spellings_of_first_arrive_are_known() -> None:
+def test_both_spellings_of_first_arrive_are_accepted() -> None:
     for key in ("channel_recv_frist_arrive", "channel_recv_first_arrive"):
         config = service(dag={key: True})
         assert config.dag.channel_recv_first_arrive
@@ -296,7 +296,7 @@ def test_both_spellings_of_first_arrive_are_known() -> None:
     assert "differ; keep channel_recv_first_arrive only" in refusal(dag=both)
 
 
-def test_a_local_model_runs_in_this_process_unless_said_otherwise() -> None:
+def test_a_local_model_runs_in_this_process_by_default() -> None:
     local = op_config(local_service_conf={"model_config": "model"}).local_service_conf
     assert local.client_type == "local_predictor"
     assert local.engine is None
@@ -310,7 +310,7 @@ def test_a_configuration_cannot_be_changed() -> None:
 # Errors and their texts ------------------------------------------------------------------
 
 
-def test_an_error_says_file_line_key_expected_and_found(write: Write) -> None:
+def test_an_error_has_file_line_key_expected_and_actual_value(write: Write) -> None:
     text = "rpc_port: 18070\nop:\n  bow:\n    concurrency: 2\n    retry: 'abc'\n"
     with pytest.raises(ConfigError) as caught:
         load_config(write(text))
@@ -382,7 +382,7 @@ def test_a_grace_period_is_not_negative() -> None:
     assert "stop_grace_period: expected int 0..2147483647 (ms)" in refusal(stop_grace_period=-1)
 
 
-def test_what_was_found_is_cut_to_one_short_line() -> None:
+def test_the_value_in_an_error_is_shortened_to_one_line() -> None:
     for monster in ("x" * 10_000, 10**5000, list(range(10_000)), {"a\nb": "\n" * 500}):
         text = refusal(worker_num=monster)
         assert len(text) < 300
@@ -400,7 +400,7 @@ def test_odd_keys_are_shown_in_one_short_line() -> None:
 # Unknown keys ----------------------------------------------------------------------------
 
 
-def test_an_unknown_key_is_warned_of_with_the_nearest_known_one(
+def test_an_unknown_key_is_a_warning_with_the_nearest_known_one(
     write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "pipeline.config.schema"):
@@ -419,14 +419,14 @@ def test_a_misspelt_port_is_warned_of_before_it_is_missed(
     assert caplog.messages == ["yml_dict: rpc_prot: unknown key, ignored; did you mean rpc_port?"]
 
 
-def test_a_key_that_was_removed_is_ignored_where_it_stood_and_says_why() -> None:
+def test_a_removed_key_is_ignored_with_its_reason() -> None:
     (warning,) = service(dag={"fuse_processes": True}).warnings
     assert warning.endswith("dag.fuse_processes: ignored: Ops in processes always run in their own")
     (warning,) = service(op={"bow": {"fuse_processes": True}}).warnings
     assert "unknown key" in warning
 
 
-def test_a_key_at_the_wrong_place_is_told_its_place() -> None:
+def test_a_misplaced_key_is_a_warning_with_its_place() -> None:
     (warning,) = service(op={"bow": {"devices": "0"}}).warnings
     assert warning.endswith("it belongs at op.<name>.local_service_conf.devices")
 
@@ -475,7 +475,7 @@ def test_a_constructor_argument_equal_to_the_default_wins_too() -> None:
     assert op.retry == 1
 
 
-def test_arguments_that_were_not_given_leave_yaml_alone() -> None:
+def test_missing_arguments_do_not_override_yaml() -> None:
     config = service(op={"bow": {"retry": 5, "timeout": 3000}})
     op = resolve_op("bow", {"retry": 0, "timeout": None, "fetch_list": None}, config)
     assert op.retry == 5
@@ -517,7 +517,7 @@ def test_constructor_mistakes_name_op_and_argument(argument: str, value: Any, wo
 
 
 @pytest.mark.parametrize(("is_thread_op", "workers"), [(True, "thread"), (False, "process")])
-def test_an_op_takes_from_dag_what_it_does_not_say(is_thread_op: bool, workers: str) -> None:
+def test_an_op_inherits_missing_keys_from_dag(is_thread_op: bool, workers: str) -> None:
     dag = {"is_thread_op": is_thread_op, "channel_recv_first_arrive": True}
     op_keys = {"bow": {"workers": "process", "channel_recv_first_arrive": False}}
     config = service(dag=dag, op=op_keys)
@@ -565,7 +565,7 @@ def test_the_reference_is_read_without_a_warning(write: Write) -> None:
     assert load_config(write(_uncommented(REFERENCE.read_text()))).warnings == ()
 
 
-def test_the_reference_holds_nothing_but_defaults() -> None:
+def test_the_reference_has_only_defaults() -> None:
     config = load_config(REFERENCE)
     ports = {"rpc_port": config.rpc_port, "http_port": config.http_port}
     bare = load_config(yml_dict={**ports, "op": {"example": {}}})
@@ -580,7 +580,7 @@ def test_the_reference_holds_nothing_but_defaults() -> None:
 GENERATED = runpy.run_path(str(ROOT / "scripts" / "generate_reference.py"))
 
 
-def test_what_is_generated_of_the_structs_is_what_is_there() -> None:
+def test_generated_files_are_up_to_date() -> None:
     files = GENERATED["generated"]()
     assert {Path("config.yml"), Path(GENERATED["REFERENCE"])} <= set(files)
     for path, text in files.items():

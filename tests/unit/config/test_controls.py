@@ -17,7 +17,7 @@ def nested(name, *said):
     return {"name": name, "control": said}
 
 
-def test_both_forms_say_the_same():
+def test_both_forms_are_equal():
     short = controls(
         {"name": "S", "kind": "start", "int32_false_true": [0, 1]},
         {"name": "I", "kind": "corrid", "data_type": "UINT64"},
@@ -81,7 +81,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_told(text):
+def test_an_invalid_control_is_refused_with_tritons_message(text):
     with pytest.raises(ConfigError) as refusal:
         controls(*WRONG[text])
     assert str(refusal.value) == text

@@ -39,8 +39,8 @@ def expand(tmp_path: Path):
     ],
 )
 def test_a_variable_is_replaced(expand, text, expanded):
-    found = expand(text)
-    assert (found.text, found.is_secret) == (expanded, False)
+    result = expand(text)
+    assert (result.text, result.is_secret) == (expanded, False)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_a_variable_is_replaced(expand, text, expanded):
     ],
 )
 def test_a_file_is_read_and_secret(expand, text, expanded):
-    found = expand(text)
-    assert (found.text, found.is_secret) == (expanded, True)
+    result = expand(text)
+    assert (result.text, result.is_secret) == (expanded, True)
 
 
 @given(st.text().filter(lambda text: "${" not in text))
@@ -63,11 +63,11 @@ def test_a_text_without_expressions_stays(text):
 
 
 @given(st.text())
-def test_what_is_written_with_two_dollars_comes_out_with_one(text):
+def test_two_dollars_are_written_as_one(text):
     text = text.replace("${", "")
-    found = Expressions(ENVIRON, Path()).expand(f"$${{{text}")
-    assert found is not None
-    assert found.text == f"${{{text}"
+    result = Expressions(ENVIRON, Path()).expand(f"$${{{text}")
+    assert result is not None
+    assert result.text == f"${{{text}"
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_what_is_written_with_two_dollars_comes_out_with_one(text):
         ("${file:\0}", "null byte"),
     ],
 )
-def test_an_expression_that_stands_for_nothing_says_why(expand, text, said):
+def test_an_expression_without_a_value_is_an_error_with_the_reason(expand, text, said):
     with pytest.raises(ExpressionError) as caught:
         expand(text)
     assert said in str(caught.value)
 
 
-def test_no_error_shows_what_is_in_a_file(expand):
+def test_no_error_shows_the_contents_of_a_file(expand):
     with pytest.raises(ExpressionError) as caught:
         expand("${file:secret} ${B}")
     assert "hunter2" not in str(caught.value)

@@ -59,14 +59,14 @@ RIGHT: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("keys", WRONG, ids=str)
-def test_what_the_reader_refuses_is_not_valid(keys, validator):
+def test_keys_that_the_reader_refuses_are_invalid(keys, validator):
     with pytest.raises(ConfigError):
         load_config(None, {"rpc_port": 0, **keys})
     assert not validator.is_valid(keys)
 
 
 @pytest.mark.parametrize("keys", RIGHT, ids=str)
-def test_what_the_reader_takes_is_valid(keys, validator):
+def test_keys_that_the_reader_accepts_are_valid(keys, validator):
     assert load_config(None, {"rpc_port": 0, **keys}).warnings == ()
     assert list(validator.iter_errors(keys)) == []
 
@@ -86,7 +86,7 @@ def test_keys_of_a_plug_in_are_valid(validator):
 
 
 @pytest.mark.parametrize("value", ["${N}", "${N:-3}", "${file:/run/secrets/x}"])
-def test_an_expression_may_stand_for_any_value(value, validator):
+def test_an_expression_is_valid_for_any_value(value, validator):
     keys = {"queue_size": value, "statistics": value, "log": {"level": value}}
     assert list(validator.iter_errors(keys)) == []
 

@@ -80,7 +80,7 @@ def test_of_several_profiles_the_last_wins():
     assert read(PIPELINE_PROFILE="gpu,prod,empty").op["bow"].concurrency == 8
 
 
-def test_a_profile_of_the_command_line_is_in_the_place_of_the_environments():
+def test_a_profile_of_the_command_line_replaces_that_of_the_environment():
     layers = Layers(environ={"PIPELINE_PROFILE": "prod"}, profiles=("gpu",))
     config = load_config("config.yml", None, layers)
     assert (config.op["bow"].concurrency, config.log.format) == (1, "text")
@@ -94,18 +94,18 @@ def test_a_profile_of_the_command_line_is_in_the_place_of_the_environments():
         ("list", "config.list.yml: expected a mapping (key: value), found [1] (list)"),
     ],
 )
-def test_a_profile_that_is_none_is_named(name, said):
+def test_a_missing_profile_is_named(name, said):
     assert said in refusal(PIPELINE_PROFILE=name)
 
 
-def test_mistakes_are_told_with_the_file_that_has_them():
+def test_an_error_names_the_file_of_its_layer():
     Path("config.prod.yml").write_text("op:\n  bow:\n    concurrency: no\n    retr: 2\n")
     assert refusal(PIPELINE_PROFILE="prod").startswith("config.prod.yml:3: op.bow.concurrency: ")
     Path("config.yml").write_text("op: {bow: {concurrency: x}}")
     assert "config.prod.yml:3: op.bow.concurrency" in refusal(PIPELINE_PROFILE="prod")
 
 
-def test_a_dict_has_no_profiles_and_says_so():
+def test_a_profile_of_a_dict_is_a_warning():
     layers = Layers(environ={"PIPELINE_PROFILE": "prod"})
     config = load_config(None, {"rpc_port": 1024}, layers)
     assert config.warnings == (
@@ -122,7 +122,7 @@ def test_the_environment_wins_over_files_and_set_over_the_environment():
     assert read(None, "op.bow.concurrency=32", **environ).op["bow"].concurrency == 32
 
 
-def test_a_dict_is_laid_over_and_stays_as_it_is():
+def test_a_dict_is_overridden_but_not_changed():
     given: dict[str, Any] = {"rpc_port": 1024, "op": {"bow": {"retry": 2}}}
     config = load_config(None, given, Layers(environ={"PIPELINE__OP__bow__concurrency": "3"}))
     assert (config.op["bow"].retry, config.op["bow"].concurrency) == (2, 3)
@@ -148,7 +148,7 @@ def test_a_variable_names_a_key_in_any_case(name, value, expected):
     assert op.concurrency == (expected or 1)
 
 
-def test_a_section_comes_before_what_is_in_it():
+def test_a_section_is_applied_before_its_keys():
     environ = {"PIPELINE__OP__bow__retry": "3", "PIPELINE__OP": "{bow: {retry: 2, batch_size: 6}}"}
     op = read(**environ).op["bow"]
     assert (op.retry, op.batch_size, op.concurrency) == (3, 6, 2)
@@ -177,11 +177,11 @@ def test_a_value_has_the_type_of_its_key():
 
 
 @pytest.mark.parametrize("text", ["!!python/object:os.system x", "[", "a: b: c", "%", "*x", "- "])
-def test_text_is_text_whatever_yaml_makes_of_it(text):
+def test_a_text_value_is_not_parsed_as_yaml(text):
     assert read(None, f"op.bow.model_name={text}").op["bow"].model_name == text
 
 
-def test_options_of_what_a_key_names_are_keys():
+def test_options_of_a_named_plug_in_are_keys():
     config = read(None, "cache.redis={host: h, port: 1}", PIPELINE__CACHE__REDIS__PASSWORD="007")
     options = config.cache["redis"]
     assert isinstance(options, RedisOptions)
@@ -214,7 +214,7 @@ def test_options_of_what_a_key_names_are_keys():
         ([".".join(["a"] * 1500) + "=1"] * 2, {}, "--set: nested deeper than 32 levels"),
     ],
 )
-def test_a_wrong_setting_is_told_with_where_it_came_from(settings, environ, said):
+def test_an_invalid_setting_is_refused_with_its_source(settings, environ, said):
     assert said in refusal(*settings, **environ)
 
 
@@ -236,7 +236,7 @@ def test_an_unknown_key_is_a_warning_that_names_the_nearest():
 # Constructors ------------------------------------------------------------------------------
 
 
-def test_what_is_given_outside_of_files_wins_over_the_constructor():
+def test_settings_outside_of_files_override_the_constructor():
     given = {"concurrency": 5, "retry": 6}
     assert resolve_op("bow", given, read()).concurrency == 5
     op = resolve_op("bow", given, read(None, "op.bow.concurrency=7"))
@@ -244,7 +244,7 @@ def test_what_is_given_outside_of_files_wins_over_the_constructor():
     assert resolve_op("bow", given, read(None, "op.bow={concurrency: 7}")).concurrency == 7
 
 
-def test_a_part_of_what_the_constructor_says_as_a_whole_is_refused():
+def test_a_part_of_an_argument_of_the_constructor_is_refused():
     config = read(None, "op.bow.sequence.max_idle_ms=5")
     with pytest.raises(ConfigError, match=r"op\.bow\.sequence\.max_idle_ms .* argument sequence"):
         resolve_op("bow", {"sequence": "direct"}, config)
@@ -271,7 +271,7 @@ def test_an_expression_adds_no_keys():
     assert "found '{a: 1}' (str)" in refusal(text="rpc_port: 0\nop: ${X}", X="{a: 1}")
 
 
-def test_a_wrong_value_names_the_expression_that_it_came_from():
+def test_an_invalid_value_names_its_expression():
     said = refusal(text="rpc_port: 0\nop:\n  bow:\n    retry: ${N}\n", N="many")
     assert said == (
         "config.yml:4: op.bow.retry: expected int >= 1, found 'many' (str), which is ${N}"
@@ -285,7 +285,7 @@ def test_a_secret_is_in_no_message():
     assert "found a secret, which is ${file:pw}" in said
 
 
-def test_files_are_looked_for_beside_the_configuration(folder, monkeypatch):
+def test_files_are_relative_to_the_configuration(folder, monkeypatch):
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
     Path("../config.yml").write_text("rpc_port: 0\nop: {bow: {encryption_key: '${file:pw}'}}")
@@ -300,7 +300,7 @@ def test_a_dict_has_no_expressions():
 # Merging -----------------------------------------------------------------------------------
 
 
-def test_what_a_replaced_value_was_is_forgotten():
+def test_a_replaced_value_leaves_no_place_and_no_secret():
     first = ConfigSource(
         "a", {"x": {"y": 1}}, {("x",): 1, ("x", "y"): 2}, secrets=frozenset([("x", "y")])
     )
@@ -342,8 +342,8 @@ def sample(setting: Setting) -> object:
         {"x": "y"},
         1,
     )
-    fitting = [each for each in (*candidates, default) if _fits(setting, each)]
-    return next((each for each in fitting if each != default), default)
+    fitting = [candidate for candidate in (*candidates, default) if _fits(setting, candidate)]
+    return next((item for item in fitting if item != default), default)
 
 
 def _fits(setting: Setting, value: object) -> bool:
@@ -355,7 +355,7 @@ def _fits(setting: Setting, value: object) -> bool:
 
 
 @pytest.mark.parametrize(("path", "setting"), KEYS, ids=[path for path, _ in KEYS])
-def test_what_a_file_says_the_environment_and_set_can_say(path, setting):
+def test_environment_and_set_accept_the_keys_of_a_file(path, setting):
     value = sample(setting)
     text = value if isinstance(value, str) else json.dumps(value)
     data: Any = value

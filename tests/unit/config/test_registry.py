@@ -71,13 +71,13 @@ def test_a_plug_in_is_found_by_its_entry_point(install):
     assert registry.find("sinks", "toy").__module__ == "toy_sinks"
 
 
-def test_a_plug_in_is_imported_only_when_it_is_asked_for(install):
+def test_a_plug_in_is_imported_on_first_use(install):
     install("toy-sinks", "raise RuntimeError", toy="toy_sinks:toy")
     assert registry.names("sinks") == (*registry.BUILT_IN["sinks"], "toy")
     assert "toy_sinks" not in sys.modules
 
 
-def test_names_are_ours_then_the_scripts_then_those_of_plug_ins(built_in, install):
+def test_names_are_ordered_by_built_in_script_and_plug_in(built_in, install):
     install("toy-sinks", toy="toy_sinks:toy")
     registry.register("sinks", "mine", object())
     assert registry.names("sinks") == ("ours", "mine", "toy")
@@ -113,13 +113,13 @@ def test_a_script_that_runs_again_replaces_its_own_implementations():
         assert registry.find("clients", "again") is client
 
 
-def test_functions_without_a_name_of_their_own_are_different():
+def test_two_lambdas_are_different_registrations():
     registry.register("sinks", "nameless", lambda context, options: 1)
     with pytest.raises(ConfigError, match="the name 'nameless' is taken"):
         registry.register("sinks", "nameless", lambda context, options: 2)
 
 
-def test_there_is_no_kind_but_the_known_ones():
+def test_an_unknown_kind_is_refused():
     with pytest.raises(ConfigError, match=r"expected engines or clients or .*, found 'sink'"):
         registry.register("sink", "mine", object())
 
@@ -135,7 +135,7 @@ def test_the_options_of_an_implementation_are_its_struct():
     assert registry.options_of("sinks", "without") is None
 
 
-def test_an_unknown_name_is_told_with_those_that_are_known(built_in, install):
+def test_an_unknown_name_is_refused_with_the_known_ones(built_in, install):
     install("toy-sinks", toy="toy_sinks:toy")
     assert registry.known_as("sinks", "tuy") is None
     with pytest.raises(ConfigError) as error:
@@ -143,13 +143,13 @@ def test_an_unknown_name_is_told_with_those_that_are_known(built_in, install):
     assert str(error.value) == "sinks: expected ours or toy, found 'tuy'; did you mean toy?"
 
 
-def test_where_there_is_nothing_the_text_says_so(monkeypatch):
+def test_without_any_name_the_error_says_none(monkeypatch):
     monkeypatch.setitem(registry.BUILT_IN, "sinks", {})
     with pytest.raises(ConfigError, match="sinks: expected none, as no plug-in is installed"):
         registry.find("sinks", "toy")
 
 
-def test_a_plug_in_that_cannot_be_imported_is_told_with_its_distribution(install):
+def test_a_plug_in_that_cannot_be_imported_is_named_with_its_distribution(install):
     install("toy-sinks", "import nowhere_at_all", toy="toy_sinks:toy")
     with pytest.raises(ConfigError) as error:
         registry.find("sinks", "toy")
@@ -159,7 +159,7 @@ def test_a_plug_in_that_cannot_be_imported_is_told_with_its_distribution(install
     )
 
 
-def test_two_plug_ins_of_one_name_are_told_with_their_distributions(install):
+def test_two_plug_ins_of_one_name_are_named_with_their_distributions(install):
     install("toy-sinks", toy="toy_sinks:toy")
     install("other", toy="other:toy")
     with pytest.raises(ConfigError, match="several plug-ins are called 'toy'") as error:
@@ -204,7 +204,7 @@ def refusal(**keys: Any) -> str:
         ("client_type", "client_options"),
     ],
 )
-def test_the_options_of_what_an_op_names_are_keys_beside_the_name(toys, key, field):
+def test_options_of_an_ops_plug_in_are_keys_next_to_its_name(toys, key, field):
     config = load_config(
         yml_dict={"rpc_port": 0, "op": {"bow": {key: "Toy", "limit": 3, "wait": 500}}}
     )
@@ -221,7 +221,7 @@ def test_a_key_is_the_option_of_one_only(toys):
     ]
 
 
-def test_the_options_of_what_is_not_named_are_unknown_keys(toys):
+def test_options_of_an_unused_plug_in_are_unknown_keys(toys):
     config = load_config(yml_dict={"rpc_port": 0, "op": {"bow": {"limit": 3}}})
     assert config.warnings == ("yml_dict: op.bow.limit: unknown key, ignored",)
 
@@ -235,7 +235,7 @@ def test_options_are_checked_as_other_keys_are(toys):
     )
 
 
-def test_the_names_of_plug_ins_are_told_beside_ours(toys):
+def test_an_error_lists_names_of_plug_ins_after_built_in_ones(toys):
     assert refusal(op={"bow": {"workers": "tay"}}) == (
         "yml_dict: op.bow.workers: expected thread or process or model or ray or toy, found 'tay' "
         "(str); did you mean toy?"
@@ -259,11 +259,11 @@ def test_filters_are_named_in_their_order_each_with_its_options(toys):
         (["toy"], "yml_dict: {}: expected a mapping (key: value), found ['toy'] (list)"),
     ],
 )
-def test_what_is_wrong_with_those_that_are_named_is_told(toys, kind, given, text):
+def test_an_invalid_value_of_named_plug_ins_is_refused(toys, kind, given, text):
     assert text.format(kind) in refusal(**{kind: given})
 
 
-def test_a_name_that_nobody_has_is_told_where_it_stands(toys):
+def test_an_unknown_name_is_refused_with_its_key(toys):
     assert refusal(sinks={"tay": {}}) == (
         f"yml_dict: sinks.tay: sinks: expected {' or '.join(registry.BUILT_IN['sinks'])} or toy, "
         "found 'tay'; did you mean toy?"
@@ -289,21 +289,21 @@ class Wordless:
         (Wordless, "its option limit has no sentence: annotate it as limit: Annotated["),
     ],
 )
-def test_what_is_registered_and_cannot_be_used_is_told_where_it_is_named(given, text):
+def test_an_unusable_registration_is_refused_with_its_key(given, text):
     registry.register("sinks", "odd", given)
-    told = refusal(sinks={"odd": {"limit": 1}})
-    assert told.startswith("yml_dict: sinks.odd: ")
-    assert text in told
+    error = refusal(sinks={"odd": {"limit": 1}})
+    assert error.startswith("yml_dict: sinks.odd: ")
+    assert text in error
 
 
-def test_an_option_that_is_missing_has_the_line_of_what_it_is_missing_in(toys, tmp_path):
+def test_a_missing_option_has_the_line_of_its_section(toys, tmp_path):
     file = tmp_path / "config.yml"
     file.write_text("rpc_port: 0\nsinks:\n  toy: {}\n")
     with pytest.raises(ConfigError, match=r"config\.yml:3: sinks\.toy\.limit: expected int >= 1"):
         load_config(str(file))
 
 
-def test_a_broken_plug_in_is_told_where_it_is_named(install):
+def test_a_broken_plug_in_is_refused_with_its_key(install):
     install("toy-sinks", "import nowhere_at_all", toy="toy_sinks:toy")
     assert refusal(sinks={"toy": {}}).startswith(
         "yml_dict: sinks.toy: the plug-in toy = toy_sinks:toy of toy-sinks 1.2 (entry point"
@@ -323,5 +323,5 @@ def test_an_unknown_option_is_a_warning(toys):
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind, ours in registry.BUILT_IN.items() for name in ours]
 )
-def test_each_of_ours_is_where_its_place_says(kind: registry.Kind, name: str) -> None:
+def test_each_built_in_name_can_be_imported(kind: registry.Kind, name: str) -> None:
     assert registry.find(kind, name) is not None

@@ -39,7 +39,7 @@ def rows(*settings: str, **environ: str):
 
 
 def test_each_key_has_its_origin():
-    found = rows(
+    result = rows(
         "op.bow.retry=3", PIPELINE__OP__bow__concurrency="2", PIPELINE__OP__bow="{timeout: 1}"
     )
     origins = {
@@ -52,18 +52,18 @@ def test_each_key_has_its_origin():
         "dag.channel_recv_frist_arrive": "config.yml:4",
         "op.bow.unknown": "config.yml:6",
     }
-    assert {key: found[key].origin for key in origins} == origins
+    assert {key: result[key].origin for key in origins} == origins
 
 
 def test_no_secret_is_shown():
-    found = rows()
-    assert "p4ssword" not in str([row.value for row in found.values()])
-    assert found["cache.redis.password"].value == "***"
-    assert found["restricted_apis.http"].value == [
+    result = rows()
+    assert "p4ssword" not in str([row.value for row in result.values()])
+    assert result["cache.redis.password"].value == "***"
+    assert result["restricted_apis.http"].value == [
         {"apis": ["health"], "header": "h", "value": "***"}
     ]
-    assert found["op.cnn.fetch_list"].value == ["a", "***"]
-    assert found["op.bow.unknown"].value == [1, {"password": "***"}]
+    assert result["op.cnn.fetch_list"].value == ["a", "***"]
+    assert result["op.bow.unknown"].value == [1, {"password": "***"}]
 
 
 @pytest.mark.parametrize("password", ["p4ssword", "p4/ss@word"])
@@ -91,7 +91,7 @@ def test_the_rows_are_the_configuration():
     assert (read.timeout_s, read.op) == (shown.timeout_s, shown.op)
 
 
-def test_without_defaults_only_what_is_said_is_left_with_its_sections():
+def test_without_defaults_only_configured_rows_remain():
     Path("config.yml").write_text("rpc_port: 0\nop: {bow: {concurrency: 3}, cnn: {}}\n")
     left = without_defaults(iter(rows().values()))
     assert [dotted(row.path) for row in left] == ["rpc_port", "op", "op.bow", "op.bow.concurrency"]

@@ -100,7 +100,7 @@ def test_names_of_states_are_there_once() -> None:
             read(STATE, {**STATE, **second_state(), f"{name}_name": STATE[f"{name}_name"]})
 
 
-def test_zeros_need_not_be_said_in_full() -> None:
+def test_zero_data_needs_no_dims_and_type() -> None:
     (state,) = read({**STATE, "dims": [2], "initial_state": {"zero_data": True}})
     assert state.initial_state[0].dims is None
 

@@ -36,7 +36,7 @@ def test_a_text_that_cannot_be_edited_is_rewritten(text):
     assert "was 1 and 1" in edited
 
 
-def test_several_ops_are_changed_where_they_stand():
+def test_several_ops_are_changed_in_place():
     text = "op:\n  a: {batch_size: 2}\n  # the slow one\n  b:\n    batch_size: 1\n"
     changes = {name: OpChange({"batch_size": 8}, f"{name} grew") for name in ("b", "a", "c")}
     assert with_ops_changed(text, changes) == (

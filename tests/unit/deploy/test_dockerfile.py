@@ -23,9 +23,9 @@ def _instructions() -> list[tuple[str, str]]:
 
 
 def _last_stage() -> list[tuple[str, str]]:
-    found = _instructions()
-    (*_, last) = [place for place, (name, _) in enumerate(found) if name == "FROM"]
-    return found[last:]
+    instructions = _instructions()
+    (*_, last) = [place for place, (name, _) in enumerate(instructions) if name == "FROM"]
+    return instructions[last:]
 
 
 def test_the_deployed_service_has_the_files_of_the_package():
@@ -40,7 +40,7 @@ def test_the_image_is_slim_and_its_tools_stay_behind():
     assert not any("pip install" in value for name, value in _last_stage() if name == "RUN")
 
 
-def test_the_server_is_no_root_and_gets_its_signals_itself():
+def test_the_server_does_not_run_as_root_and_receives_its_signals():
     stage = dict(_last_stage())
     assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", stage["USER"])  # by number: runAsNonRoot reads it
     assert stage["STOPSIGNAL"] == "SIGTERM"
@@ -48,14 +48,14 @@ def test_the_server_is_no_root_and_gets_its_signals_itself():
     assert (SERVICE / "web_server.py").exists()
 
 
-def test_what_the_service_runs_is_not_its_users():
+def test_files_of_the_service_do_not_belong_to_its_user():
     """An intruder can change no file that is started again."""
     copies = [value for name, value in _last_stage() if name == "COPY"]
     assert copies
     assert not any("--chown" in value for value in copies)
 
 
-def test_the_healthcheck_asks_a_path_of_the_server_by_what_the_image_has():
+def test_the_healthcheck_requests_a_path_with_available_tools():
     check = dict(_last_stage())["HEALTHCHECK"]
     program, flag, code = json.loads(check[check.index("[") :])
     assert (program, flag) == ("python", "-c")

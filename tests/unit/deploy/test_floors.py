@@ -22,9 +22,9 @@ def numbers(version: str) -> tuple[int, ...]:
 def table() -> list[tuple[str, str, str]]:
     text = (ROOT / "docs" / "security.md").read_text().partition("## Floors of what we rest on")[2]
     rows = [line for line in text.partition("\n## ")[0].splitlines() if line.startswith("| ")]
-    found = [ROW.fullmatch(row) for row in rows[1:]]
-    assert all(found), "each row has a version and an advisory"
-    return [row.groups() for row in found if row]
+    results = [ROW.fullmatch(row) for row in rows[1:]]
+    assert all(results), "each row has a version and an advisory"
+    return [row.groups() for row in results if row]
 
 
 def floors(name: str) -> list[str]:
@@ -35,14 +35,14 @@ def floors(name: str) -> list[str]:
     asked = [*PROJECT["dependencies"], *(line for extra in optional for line in extra)]
     packages = [re.match(rf"{re.escape(name)}(?:>=|==|~=)([\d.]+)", line) for line in asked]
     modules = re.findall(rf"^\t{re.escape(name)} v([\d.]+)\b", GO_MOD, re.M)
-    return [*(found[1] for found in packages if found), *modules]
+    return [*(package[1] for package in packages if package), *modules]
 
 
 @pytest.mark.parametrize(("name", "least", "advisory"), table())
 def test_no_version_that_an_advisory_is_about_can_be_installed(name, least, advisory):
     said = floors(name)
     assert said, f"{name} is named in docs/security.md only"
-    assert all(numbers(each) >= numbers(least) for each in said), (name, said, advisory)
+    assert all(numbers(item) >= numbers(least) for item in said), (name, said, advisory)
 
 
 def test_a_floor_below_the_table_is_seen():

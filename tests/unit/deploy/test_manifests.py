@@ -25,16 +25,16 @@ MARGIN_S = 10
 
 def _objects() -> list[tuple[Path, dict[str, Any]]]:
     files = sorted(CLUSTER.rglob("*.yaml"))
-    return [(path, each) for path in files for each in yaml.safe_load_all(path.read_text())]
+    return [(path, item) for path in files for item in yaml.safe_load_all(path.read_text())]
 
 
 def _kind(kind: str, name: str = "pipeline") -> dict[str, Any]:
-    (found,) = [
+    (result,) = [
         each
         for _, each in _objects()
         if each.get("kind") == kind and each["metadata"]["name"] == name
     ]
-    return found
+    return result
 
 
 def _container() -> dict[str, Any]:
@@ -57,7 +57,7 @@ def test_each_object_is_valid_by_the_schemas_of_kubernetes(version):
     assert len(kinds) >= 7
 
 
-def test_a_key_that_kubernetes_does_not_know_is_found():
+def test_a_key_unknown_to_kubernetes_is_reported():
     value = _kind("Deployment")
     value["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError, match="readinesProbe"):
@@ -68,9 +68,9 @@ def test_each_kustomization_names_the_files_that_are_there():
     named = set()
     for path, value in _objects():
         if value.get("kind") in ("Kustomization", "Component"):
-            for each in (*value["resources"], *value.get("components", ())):
-                place = (path.parent / each).resolve()
-                assert place.exists(), f"{path}: {each}"
+            for item in (*value["resources"], *value.get("components", ())):
+                place = (path.parent / item).resolve()
+                assert place.exists(), f"{path}: {item}"
                 named.add(place)
     left = {path.resolve() for path, value in _objects() if value.get("kind") not in OTHERS}
     assert left - named == set()
@@ -92,18 +92,18 @@ def test_the_selectors_find_the_pods():
 def test_one_service_is_scraped_so_that_no_series_counts_twice():
     wanted = _kind("ServiceMonitor")["spec"]["selector"]["matchLabels"]
     del wanted["app.kubernetes.io/name"]  # the kustomization's, on all of them
-    found = [
+    results = [
         each["metadata"]["name"]
         for _, each in _objects()
         if each.get("kind") == "Service"
         and wanted.items() <= each["metadata"].get("labels", {}).items()
     ]
-    assert found == ["pipeline"]
+    assert results == ["pipeline"]
     (endpoint,) = _kind("ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["port"] in [port["name"] for port in _kind("Service")["spec"]["ports"]]
 
 
-def test_ports_are_those_of_the_configuration():
+def test_ports_equal_those_of_the_configuration():
     config = load_config(DEPLOY / "service" / "config.yml")
     assert _ports() == {"grpc": config.rpc_port, "http": config.http_port}
     assert config.host == "::"
@@ -147,14 +147,14 @@ def test_the_autoscaler_asks_for_metrics_that_the_adapter_makes():
     adapter = yaml.safe_load((folder / "prometheus-adapter.yaml").read_text())
     made = {rule["name"]["as"] for rule in adapter["rules"]["custom"]}
     asked = {
-        each["pods"]["metric"]["name"]
-        for each in _kind("HorizontalPodAutoscaler")["spec"]["metrics"]
+        item["pods"]["metric"]["name"]
+        for item in _kind("HorizontalPodAutoscaler")["spec"]["metrics"]
     }
     assert asked == made
     assert "nv_inference_pending_request_count" in asked
 
 
-def test_what_is_generated_of_the_rules_and_the_dashboard_is_up_to_date():
+def test_generated_rules_and_dashboards_are_up_to_date():
     script = runpy.run_path(str(ROOT / "scripts" / "generate_monitoring.py"))
     for path, text in script["generated"]().items():
         assert (DEPLOY / path).read_text() == text, "run scripts/generate_monitoring.py"

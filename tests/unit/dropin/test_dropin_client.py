@@ -17,7 +17,7 @@ from pipeline.proto.brpc.general_model import request_from_json
 
 @pytest.mark.parametrize("as_list", [False, True])
 @pytest.mark.parametrize("as_folder", [False, True])
-def test_it_knows_the_names_of_the_model_once_it_has_read_the_configuration(
+def test_a_client_has_the_names_of_the_model_after_reading_the_configuration(
     client_conf, as_list, as_folder
 ):
     client = Client()
@@ -27,7 +27,7 @@ def test_it_knows_the_names_of_the_model_once_it_has_read_the_configuration(
     assert client.get_fetch_names() == ["prediction"]
 
 
-def test_what_comes_too_early_is_refused(client_conf):
+def test_calls_before_connect_are_refused(client_conf):
     client = Client()
     with pytest.raises(InitError, match="call load_client_config first"):
         client.get_feed_names()
@@ -40,7 +40,7 @@ def test_what_comes_too_early_is_refused(client_conf):
     client.release()
 
 
-def test_what_is_not_supported_says_so(client_conf):
+def test_unsupported_features_are_refused(client_conf):
     client = MultiLangClient()
     with pytest.raises(InitError, match="2 configurations"):
         client.load_client_config([str(client_conf), str(client_conf)])
@@ -64,7 +64,7 @@ def test_what_is_not_supported_says_so(client_conf):
 # HttpClient ---------------------------------------------------------------------------------
 
 
-def test_the_http_client_knows_what_the_configuration_says(http_client):
+def test_the_http_client_has_the_attributes_of_the_configuration(http_client):
     assert (http_client.feed_names_, http_client.feed_real_names) == (["words"], ["words.tmp_0"])
     assert http_client.get_fetch_names() == ["prediction"]
     assert http_client.feed_types_ == {"words": 0}
@@ -103,7 +103,7 @@ def test_the_http_client_takes_an_address_in_each_of_its_forms(http_client, url,
         f"a:{'9' * 5000}",
     ],
 )
-def test_the_http_client_refuses_what_is_no_address(http_client, url):
+def test_the_http_client_refuses_an_invalid_address(http_client, url):
     with pytest.raises(InitError, match=r"HttpClient\.connect"):
         http_client.connect(url)
 
@@ -119,9 +119,7 @@ def test_the_http_client_refuses_what_is_no_address(http_client, url):
         (np.int64(7), True, [1]),
     ],
 )
-def test_a_feed_of_the_http_client_has_the_shape_that_it_always_had(
-    http_client, value, batch, shape
-):
+def test_a_feed_of_the_http_client_has_the_original_shape(http_client, value, batch, shape):
     feed = http_client.get_feedvar_dict({"words": value, "words.lod": [0, 2]})
     request = http_client.process_proto_data(feed, ["prediction"], batch, 5)
     (tensor,) = request.tensor
@@ -135,7 +133,7 @@ def test_a_feed_of_the_http_client_has_the_shape_that_it_always_had(
     )
 
 
-def test_a_feed_of_the_http_client_may_be_a_dict_a_list_with_one_or_the_value_itself(http_client):
+def test_a_feed_of_the_http_client_may_be_a_dict_a_list_or_a_value(http_client):
     for feed in ({"words": [1]}, [{"words": [1]}], ({"words": [1]},)):
         assert http_client.get_feedvar_dict(feed) == {"words": [1]}
     assert http_client.get_feedvar_dict([1, 2]) == {"words": [1, 2]}

@@ -117,7 +117,7 @@ def test_a_submodule_is_an_attribute_of_its_package():
 
 
 @pytest.mark.usefixtures("installed")
-def test_whether_a_module_is_there_can_be_asked():
+def test_the_spec_of_a_module_can_be_found():
     spec = importlib.util.find_spec("paddle_serving_server.pipeline")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -150,7 +150,7 @@ def test_originals_that_are_installed_are_not_imported():
         "paddle_serving_client.metric.acc",
     ],
 )
-def test_a_module_without_counterpart_is_not_found_whoever_has_one(name):
+def test_a_module_without_counterpart_is_not_found(name):
     with pytest.raises(ModuleNotFoundError, match=r"no counterpart .*docs/migration\.md") as caught:
         importlib.import_module(name)
     assert caught.value.name in name
@@ -174,7 +174,7 @@ def test_installing_twice_is_installing_once():
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_name_that_cannot_be_had_imports_and_refuses_when_it_is_used():
+def test_an_unsupported_name_can_be_imported_but_not_used():
     from paddle_serving_server.pipeline.profiler import PerformanceTracer as Tracer
 
     with pytest.raises(NotImplementedByOpError, match=r"^PerformanceTracer of Paddle Serving is"):
@@ -185,7 +185,7 @@ def test_a_name_that_cannot_be_had_imports_and_refuses_when_it_is_used():
 
 
 @pytest.mark.usefixtures("installed")
-def test_scripts_from_before_the_pipeline_are_told_so():
+def test_scripts_for_older_versions_get_an_error_with_advice():
     from paddle_serving_server_gpu.web_service import PipelineWebService
 
     with pytest.raises(NotImplementedByOpError, match="single-model WebService"):
@@ -202,13 +202,13 @@ def test_scripts_from_before_the_pipeline_are_told_so():
         "pipeline.dropin.server.util",
     ],
 )
-def test_other_names_are_nobodys_business(name):
+def test_other_names_are_left_to_python(name):
     assert home_of(name) is None
     assert finder.ImportHook().find_spec(name) is None
 
 
 @pytest.mark.usefixtures("installed")
-def test_numpy_has_again_what_scripts_of_that_time_call():
+def test_numpy_has_the_names_that_older_scripts_call():
     array = np.fromstring(b"\x01\x02", np.uint8)
     array[0] = 7  # a copy: bytes could not be written to
     assert array.tolist() == [7, 2]

@@ -9,7 +9,7 @@ from pipeline.error_catch import CustomException, CustomExceptionCode, ErrorCatc
 from pipeline.errors import ErrorCode
 
 
-def test_codes_are_those_of_the_predecessor():
+def test_codes_equal_those_of_the_predecessor():
     assert ChannelDataErrcode.OK.value == 0
     assert CustomExceptionCode.INPUT_PARAMS_ERROR.value == 5000
     assert CustomExceptionCode.UNKNOW.value == 10000
@@ -23,7 +23,7 @@ def test_product_codes_can_be_extended():
     assert CustomException(Mine.NO_FACE, "none", True).code == 51
 
 
-def test_a_record_is_made_by_the_old_constructor_and_read_by_the_old_names():
+def test_a_record_is_made_and_read_by_the_old_names():
     record = ChannelData(
         datatype=ChannelDataType.CHANNEL_NPDATA.value,
         npdata={"x": np.zeros(2)},
@@ -45,7 +45,7 @@ def test_a_record_of_an_error_raises_instead_of_exiting_when_parsed():
         record.parse()
 
 
-def test_a_product_error_is_told_apart():
+def test_a_product_error_is_distinguished():
     record = ChannelData(prod_error_code=0, prod_error_info="odd", data_id=1)
     assert (record.error_code, record.error_info) == (ErrorCode.PRODUCT_ERROR, "")
     assert (record.prod_error_code, record.prod_error_info) == (0, "odd")

@@ -18,7 +18,7 @@ def profiler():
     return made
 
 
-def test_what_began_and_ended_is_a_line_that_the_analyst_reads(profiler, tmp_path, capsys):
+def test_a_finished_step_is_a_line_that_the_analyst_reads(profiler, tmp_path, capsys):
     for step in ("prep", "midp", "postp"):
         profiler.record(f"{step}#[bow|0]_0")
         profiler.record(f"{step}#[bow|0]_1")
@@ -27,7 +27,7 @@ def test_what_began_and_ended_is_a_line_that_the_analyst_reads(profiler, tmp_pat
     assert Analyst(tmp_path / "profile.txt").figures.ops[0].midp_ms == 1.0
 
 
-def test_what_has_not_ended_is_kept_for_the_next_line(profiler):
+def test_an_unfinished_step_is_written_in_the_next_line(profiler):
     profiler.record("call_1#DAG_0")
     assert "call" not in profiler.gen_profile_str()
     profiler.record("call_1#DAG_1")
@@ -37,7 +37,7 @@ def test_what_has_not_ended_is_kept_for_the_next_line(profiler):
     assert "call" not in profiler.gen_profile_str()
 
 
-def test_until_it_is_enabled_it_does_nothing(capsys):
+def test_a_disabled_profiler_does_nothing(capsys):
     profiler = TimeProfiler()
     profiler.record("prep_0")
     profiler.print_profile()

@@ -70,8 +70,8 @@ def test_without_options_it_is_the_file(config):
 )
 def test_the_text_of_an_option_becomes_a_value(config, text, value):
     args = ArgsParser().parse_args(["-c", config, "-o", f"dag.new={text}"])
-    found = args.conf_dict["dag"]["new"]
-    assert (found, type(found)) == (value, type(value))
+    result = args.conf_dict["dag"]["new"]
+    assert (result, type(result)) == (value, type(value))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_text_of_an_option_becomes_a_value(config, text, value):
         (["-c", "{config}", "-o", "rpc_port.x=1"], "rpc_port is a value"),
     ],
 )
-def test_what_is_wrong_ends_the_script_with_a_text(config, arguments, text, capsys):
+def test_an_invalid_argument_ends_the_script_with_a_message(config, arguments, text, capsys):
     with pytest.raises(SystemExit) as caught:
         ArgsParser().parse_args([part.format(config=config) for part in arguments])
     assert caught.value.code == 2
@@ -92,7 +92,7 @@ def test_what_is_wrong_ends_the_script_with_a_text(config, arguments, text, caps
 
 
 @pytest.mark.parametrize("text", ["- 1", "!!python/object/apply:os.getcwd []", "a: 1\na: 2"])
-def test_a_file_that_is_no_plain_mapping_is_refused(tmp_path, text):
+def test_a_file_that_is_not_a_plain_mapping_is_refused(tmp_path, text):
     path = tmp_path / "config.yml"
     path.write_text(text)
     with pytest.raises(SystemExit):
@@ -123,8 +123,8 @@ def test_names_and_numbers_are_counted():
     ("command", "instead"),
     [("stop", "`kill PID`"), ("kill", "`kill -9 PID`"), ("check", "pipeline check config.yml")],
 )
-def test_commands_that_are_not_here_say_what_to_do(command, instead, capsys):
+def test_an_unsupported_command_names_the_replacement(command, instead, capsys):
     assert serve([command]) == 2
-    said = capsys.readouterr().err
-    assert f"no command {command!r}" in said
-    assert instead in said
+    err = capsys.readouterr().err
+    assert f"no command {command!r}" in err
+    assert instead in err

@@ -22,8 +22,8 @@ def example():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLE)
         names = ("words", "writing", "training.network", "training.export")
-        found = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
-        yield SimpleNamespace(**found)
+        results = {name.rpartition(".")[2]: importlib.import_module(name) for name in names}
+        yield SimpleNamespace(**results)
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in OWN:
             del sys.modules[name]
@@ -34,7 +34,7 @@ def rng():
     return np.random.default_rng(3)
 
 
-def test_the_gradients_are_those_of_the_loss(example, rng):
+def test_the_gradients_match_the_loss(example, rng):
     network = example.network
     parameters = {
         name: value.astype(np.float64) for name, value in network.initial(7, 4, rng).items()
@@ -90,5 +90,5 @@ def test_the_files_of_the_example_fit_together(example):
     for left in (2, 1, 0):
         words, done = writing.step(run, texts, temperature)
         assert example.words.UNKNOWN not in words
-        assert all(kept["left"] == left for kept in texts)
+        assert all(text["left"] == left for text in texts)
     assert done.all(), "three words were asked for"

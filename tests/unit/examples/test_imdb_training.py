@@ -68,7 +68,7 @@ def texts(reviews) -> list[str]:
     return sorted(review.text for review in reviews)
 
 
-def test_the_split_is_stratified_and_does_not_hang_on_the_order_of_rows(training, tmp_path):
+def test_the_split_is_stratified_and_independent_of_the_order(training, tmp_path):
     shuffled = random.Random(1).sample(ROWS, len(ROWS))
     one = training.reviews.load_split(write_csv(tmp_path / "one.csv", ROWS))
     other = training.reviews.load_split(write_csv(tmp_path / "other.csv", shuffled))
@@ -87,12 +87,12 @@ def test_a_review_counts_once_and_only_if_its_label_is_clear(training, tmp_path)
         ("a snippet", "1", "rotten_tomatoes"),
     ]
     split = training.reviews.load_split(write_csv(tmp_path / "reviews.csv", rows))
-    found = texts([*split.train, *split.validation, *split.test])
+    result = texts([*split.train, *split.validation, *split.test])
     expected = {text for text, _, _ in ROWS} - {"film number 8 is good"}
-    assert found == sorted(expected)
+    assert result == sorted(expected)
 
 
-def test_without_the_package_the_error_says_how_to_install_it(training):
+def test_without_the_package_the_error_names_the_command(training):
     with pytest.raises(FileNotFoundError, match="pip install"):
         training.reviews.find_csv("no_package_has_this_name")
 

@@ -28,14 +28,14 @@ def ports_of(**config: object) -> set[str]:
 
 
 @pytest.mark.usefixtures("has_binary")
-def test_the_server_takes_all_itself_unless_told_otherwise():
+def test_the_server_is_its_own_edge_by_default():
     assert ports_of(**PORTS) == NONE
     assert ports_of(**PORTS, edge="embedded") == NONE
 
 
 @pytest.mark.usefixtures("has_binary")
 @pytest.mark.parametrize("word", ["gateway", "Gateway"])
-def test_the_gateway_takes_what_there_is_a_port_for(word):
+def test_the_gateway_takes_over_configured_ports(word):
     assert ports_of(**PORTS, edge=word) == BOTH
     assert ports_of(http_port=0, edge=word) == BOTH
     assert ports_of(rpc_port=0, edge=word) == GRPC
@@ -48,7 +48,7 @@ def test_the_older_word_is_about_http_alone():
 
 
 @pytest.mark.usefixtures("has_binary")
-def test_beside_edge_the_older_word_still_is():
+def test_the_older_key_remains_valid_with_edge():
     assert ports_of(**PORTS, edge="gateway", http_server="embedded") == GRPC
     assert ports_of(**PORTS, edge="embedded", http_server="gateway") == HTTP
     assert ports_of(**PORTS, edge="gateway", http_server="gateway") == BOTH
@@ -67,7 +67,7 @@ def test_the_gateway_for_http_alone_needs_its_port(more):
 
 
 @pytest.mark.parametrize("key", ["edge", "http_server"])
-def test_without_any_port_that_is_said_once(key):
+def test_without_any_port_there_is_one_error(key):
     with pytest.raises(ConfigError) as caught:
         load_config(yml_dict={key: "gateway"})
     assert str(caught.value).count("\n") == 0

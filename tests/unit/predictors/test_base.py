@@ -230,9 +230,9 @@ def test_two_models_or_none_are_refused(tmp_path, own_engines, files):
 @pytest.mark.parametrize("model_file", ["m.json", "m.pdmodel"])
 def test_a_model_without_its_weights_is_refused_with_their_name(tmp_path, own_engines, model_file):
     touch(tmp_path, model_file)
-    told = f"{model_file} is there, but its weights are not: put m.pdiparams beside it"
+    text = f"{model_file} is there, but its weights are not: put m.pdiparams beside it"
     for path in (tmp_path, tmp_path / model_file):
-        with pytest.raises(InitError, match=told):
+        with pytest.raises(InitError, match=text):
             load_local_predictor(LocalModel(path), engines=own_engines)
 
 
@@ -240,8 +240,8 @@ def test_a_model_without_its_weights_is_refused_with_their_name(tmp_path, own_en
 def test_the_engine_key_chooses_between_two_models(tmp_path, own_engines, engine, model_file):
     touch(tmp_path, "m.onnx", "m.pdmodel", "m.pdiparams")
     model = LocalModel(tmp_path, engine=engine)
-    name, found, _ = load_local_predictor(model, engines=own_engines)
-    assert (name, found.model_path) == (engine, tmp_path / model_file)
+    name, result, _ = load_local_predictor(model, engines=own_engines)
+    assert (name, result.model_path) == (engine, tmp_path / model_file)
 
 
 def test_a_folder_named_like_a_model_is_not_a_model(tmp_path, own_engines):

@@ -35,8 +35,8 @@ def test_inputs_with_elements_are_left_to_the_engine():
     ],
 )
 def test_outputs_that_have_no_elements_either_are_answered(inputs, output, arrays, shape):
-    found = answer(inputs, {"y": (F32, output), "text": (TEXT, output)}, arrays)
-    assert [(name, value.shape, value.dtype) for name, value in found.items()] == [
+    result = answer(inputs, {"y": (F32, output), "text": (TEXT, output)}, arrays)
+    assert [(name, value.shape, value.dtype) for name, value in result.items()] == [
         ("y", shape, F32),
         ("text", shape, TEXT),
     ]

@@ -39,8 +39,8 @@ def test_text_in_lists_is_not_padded(value: Any) -> None:
 @pytest.mark.parametrize("value", [[1, 2], [[1.5], [2]], [], 5, (True,), [np.ones(2)], np.ones(2)])
 def test_numbers_are_numpy_s_own_array(value: Any) -> None:
     assert not has_text(value)
-    found, own = as_array(value), np.asarray(value)
-    assert (found.dtype, found.tolist()) == (own.dtype, own.tolist())
+    result, own = as_array(value), np.asarray(value)
+    assert (result.dtype, result.tolist()) == (own.dtype, own.tolist())
 
 
 def test_uneven_lists_are_refused_and_recursive_ones_terminate() -> None:
@@ -109,8 +109,8 @@ def test_lists_are_converted_without_losing_values() -> None:
 @pytest.mark.parametrize("kind", ["U", "S"])
 def test_text_arrays_one_behind_the_other_are_not_padded(kind: str) -> None:
     arrays = [np.array([text], kind) for text in TEXTS]
-    found, peak = measured(lambda: concatenated(arrays))
-    assert found.tolist() == [array[0] for array in arrays]
+    result, peak = measured(lambda: concatenated(arrays))
+    assert result.tolist() == [array[0] for array in arrays]
     assert peak < 20_000_000
 
 

@@ -140,7 +140,7 @@ def test_others_run_while_small_values_are_read_but_not_for_each(monkeypatch, el
     breaths = []
     monkeypatch.setattr(plain_json, "breathe", lambda: breaths.append(1))
     monkeypatch.setattr(json_long, "breathe", lambda: breaths.append(1))
-    inner = ",".join(element % each if "%" in element else element for each in range(100_000))
+    inner = ",".join(element % index if "%" in element else element for index in range(100_000))
     text = f'{{"x":{{{inner}}}}}' if "%" in element else f'{{"x":[{inner}]}}'
     breaths.clear()
     assert read_large_object(text.encode(), Limits(json_objects=10**6)) == json.loads(text)
@@ -151,7 +151,7 @@ def test_others_run_while_small_values_are_read_but_not_for_each(monkeypatch, el
 @pytest.mark.parametrize("ends", ["", "]", "}]", ",}", "}}", "x", '"'])
 @pytest.mark.parametrize("member", ['"k%d":1', '"k%d":"}"', '"k%d":[1]', '"k%d":{}'])
 def test_a_large_object_that_is_not_closed_is_refused(member, ends):
-    text = "{" + ",".join(member % each for each in range(50_000)) + ends
+    text = "{" + ",".join(member % index for index in range(50_000)) + ends
     with pytest.raises(PackageError, match="not JSON"):
         read_large_object(text.encode(), Limits())
     with pytest.raises(PackageError, match="not JSON"):
@@ -167,13 +167,13 @@ def test_more_lists_and_objects_than_allowed_are_refused_before_they_are_made(mo
 
 
 def test_more_members_than_allowed_are_refused_before_they_are_made():
-    within = ",".join(f'"k{each}":"a:b:c"' for each in range(MAX_TENSORS))
+    within = ",".join(f'"k{index}":"a:b:c"' for index in range(MAX_TENSORS))
     check_members(b"{%b}" % within.encode())
     with pytest.raises(TooLargeError, match=f"more than {MAX_TENSORS} members"):
         check_members(b'{"x":{%b}}' % within.encode())
 
 
 def test_distant_duplicate_keys_are_found():
-    members = ",".join(f'"k{each}":1' for each in range(50_000))
+    members = ",".join(f'"k{index}":1' for index in range(50_000))
     with pytest.raises(PackageError, match="twice"):
         read_large_object(f'{{{members},"k0":1}}'.encode(), Limits())

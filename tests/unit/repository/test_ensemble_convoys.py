@@ -31,11 +31,11 @@ def plus(amount):
 
 @contextlib.asynccontextmanager
 async def shelf() -> AsyncIterator[Shelf]:
-    found = Shelf()
+    result = Shelf()
     try:
-        yield found
+        yield result
     finally:
-        await found.close()
+        await result.close()
 
 
 async def chain(there, *steps, b=BATCHED, b_s=0.0):
@@ -72,15 +72,15 @@ async def ask(there, *values, **more):
     data = await answer
     assert data.error is None
     return [
-        shown(each) if isinstance(each, Exception) else each and each["out"].tolist()
-        for each in member_outcomes(data.payload, convoy.rows)
+        shown(outcome) if isinstance(outcome, Exception) else outcome and outcome["out"].tolist()
+        for outcome in member_outcomes(data.payload, convoy.rows)
     ]
 
 
 def counted(there, name):
     """How the requests to a model ended."""
     there.journals[name].flush()
-    return [each["outcome"] for each in there.requests[name]]
+    return [item["outcome"] for item in there.requests[name]]
 
 
 @virtual
@@ -88,13 +88,13 @@ async def test_a_convoy_passes_the_steps_unsplit():
     async with shelf() as there:
         await chain(there)
         assert await ask(there, 1, 2, 3) == [[[112]], [[113]], [[114]]]
-        assert [[feed["x"].tolist() for feed in there.ops[each].seen] for each in "abc"] == [
+        assert [[feed["x"].tolist() for feed in there.ops[entry].seen] for entry in "abc"] == [
             [[[1], [2], [3]]],
             [[[2], [3], [4]]],
             [[[12], [13], [14]]],
         ]
-        for each in "abce":
-            assert counted(there, each) == [0, 0, 0]
+        for item in "abce":
+            assert counted(there, item) == [0, 0, 0]
 
 
 @virtual
@@ -103,8 +103,8 @@ async def test_each_step_receives_the_request_info():
         await chain(there)
         infos = [RequestInfo(id="one"), RequestInfo(id="two")]
         await ask(there, 1, 2, infos=infos)
-        for each in "abc":  # these merge their batches: the model gets both
-            assert [told.id for told in there.ops[each].told] == ["one", "two"]
+        for item in "abc":  # these merge their batches: the model gets both
+            assert [told.id for told in there.ops[item].told] == ["one", "two"]
 
 
 @virtual
@@ -134,9 +134,9 @@ async def test_separate_calls_are_released_with_the_answer():
     async with shelf() as there:
         await chain(there, b={"batching": "full"})
         await ask(there, 1, 2)
-        asked = [each for each in gc.get_objects() if isinstance(each, ConvoyCalls)]
+        asked = [item for item in gc.get_objects() if isinstance(item, ConvoyCalls)]
         assert asked
-        assert not any(each._handles for each in asked), "whose sinks have it: a cycle"
+        assert not any(item._handles for item in asked), "whose sinks have it: a cycle"
 
 
 @virtual
@@ -180,11 +180,11 @@ async def test_a_cancelled_member_is_reported_to_the_running_model():
         convoy.leave(1)
         there.pools["b"].release()
         data = await answer
-        found = member_outcomes(data.payload, convoy.rows)
-        assert found[0]["out"].tolist() == [[112]]
+        result = member_outcomes(data.payload, convoy.rows)
+        assert result[0]["out"].tolist() == [[112]]
         ok, left = int(Outcome.OK), int(Outcome.CANCELED)
-        for each in "be":
-            assert counted(there, each) == [ok, left]
+        for item in "be":
+            assert counted(there, item) == [ok, left]
 
 
 @virtual
@@ -217,7 +217,7 @@ async def test_members_of_a_dead_worker_run_one_by_one():
             await settle()
             pool.release()
         data = await answer
-        assert [each["out"].tolist() for each in member_outcomes(data.payload, [1, 1])] == [
+        assert [outcome["out"].tolist() for outcome in member_outcomes(data.payload, [1, 1])] == [
             [[112]],
             [[113]],
         ]
@@ -229,8 +229,8 @@ async def test_a_missing_model_fails_all_members():
     async with shelf() as there:
         await chain(there)
         del there.configs["b"], there.engines["b"]
-        found = await ask(there, 1, 2)
-        assert found == ["in ensemble 'e', Request for unknown model: 'b' is not found"] * 2
+        result = await ask(there, 1, 2)
+        assert result == ["in ensemble 'e', Request for unknown model: 'b' is not found"] * 2
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -240,7 +240,7 @@ def test_members_together_and_alone_get_equal_answers(seed):
         chance = np.random.default_rng(seed)
         async with shelf() as there:
             await chain(there, b=BATCHED if seed % 3 else {"batching": "full"})
-            values = [int(each) for each in chance.integers(-20, 30, chance.integers(2, 8))]
+            values = [int(integer) for integer in chance.integers(-20, 30, chance.integers(2, 8))]
             together = await ask(there, *values)
             alone = []
             for value in values:

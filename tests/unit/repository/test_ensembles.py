@@ -18,11 +18,11 @@ ONE = {"x": [2]}
 
 @contextlib.asynccontextmanager
 async def shelf() -> AsyncIterator[Shelf]:
-    found = Shelf()
+    result = Shelf()
     try:
-        yield found
+        yield result
     finally:
-        await found.close()
+        await result.close()
 
 
 def plus(amount):
@@ -84,14 +84,14 @@ async def diamond(there: Shelf, **service_s: float | None) -> None:
 async def test_independent_steps_run_in_parallel():
     async with shelf() as there:
         await diamond(there, b=None, c=None)
-        asked = there.ask("e", **{"in": [1, 2]})
+        task = there.ask("e", **{"in": [1, 2]})
         await settle()
         assert (len(there.pools["b"].batches), len(there.pools["c"].batches)) == (1, 1)
         there.pools["c"].release()
         await settle()
-        assert not asked.done()
+        assert not task.done()
         there.pools["b"].release()
-        data = await asked
+        data = await task
         assert {key: value.tolist() for key, value in data.payload.items()} == {
             "sum": [13, 15],
             "c": [102, 103],
@@ -102,15 +102,15 @@ async def test_independent_steps_run_in_parallel():
 async def test_a_step_without_requested_outputs_does_not_run():
     async with shelf() as there:
         await diamond(there)
-        found = await there.answer("e", RequestInfo(outputs=("c",)), **{"in": [1, 2]})
-        assert found["c"] == [102, 103]
+        answer = await there.answer("e", RequestInfo(outputs=("c",)), **{"in": [1, 2]})
+        assert answer["c"] == [102, 103]
         assert {name: len(there.ops[name].seen) for name in "abcd"} == {
             "a": 1,
             "b": 0,
             "c": 1,
             "d": 0,
         }
-        assert "sum" not in found
+        assert "sum" not in answer
 
 
 @virtual
@@ -127,7 +127,7 @@ async def test_a_model_gets_only_its_mapped_outputs_requested():
 
 @virtual
 async def test_each_model_receives_the_request_info():
-    said = RequestInfo(
+    info = RequestInfo(
         id="7",
         parameters={"mood": "good", "timeout": 5},
         headers={"x-a": "b"},
@@ -138,11 +138,11 @@ async def test_each_model_receives_the_request_info():
     )
     async with shelf() as there:
         await chain(there)
-        await there.answer("e", said, **{"in": [1, 2]})
+        await there.answer("e", info, **{"in": [1, 2]})
         for op in map(there.ops.get, "abc"):
-            (told,) = op.told
+            (reported,) = op.told
             names = ("id", "parameters", "headers", "sequence_id", "sequence_start", "priority")
-            assert all(getattr(told, name) == getattr(said, name) for name in names)
+            assert all(getattr(reported, name) == getattr(info, name) for name in names)
 
 
 # Outputs that are not there ----------------------------------------------------------------------
@@ -223,8 +223,8 @@ async def test_a_model_with_the_batch_as_a_dimension_gets_all_rows():
         await there.add_ensemble(
             ensemble_of("e", {"in": [2]}, {"out": [2]}, ("a", {"x": "in"}, {"y": "out"}), batch=4)
         )
-        found = await there.answer("e", **{"in": [[1, 2], [3, 4]]})
-        assert (op.seen[0]["x"].shape, found["out"]) == ((2, 2), [[2, 3], [4, 5]])
+        answer = await there.answer("e", **{"in": [[1, 2], [3, 4]]})
+        assert (op.seen[0]["x"].shape, answer["out"]) == ((2, 2), [[2, 3], [4, 5]])
 
 
 # Errors ------------------------------------------------------------------------------------------
@@ -274,10 +274,10 @@ async def test_the_other_branch_is_finished_when_one_fails():
     async with shelf() as there:
         await diamond(there, c=None)
         there.ops["b"].calls.append(lambda x: 1 / 0)
-        asked = there.ask("e", **{"in": [1, 2]})
+        task = there.ask("e", **{"in": [1, 2]})
         await settle()
         there.pools["c"].release()
-        data = await asked
+        data = await task
         assert str(data.error).startswith("in ensemble 'e', ")
 
 
@@ -288,10 +288,10 @@ async def test_the_other_branch_is_finished_when_one_fails():
 async def test_a_cancelled_request_is_dropped_at_the_running_model():
     async with shelf() as there:
         await chain(there, b=None)
-        asked = there.ask("e", **{"in": [1, 2]})
+        task = there.ask("e", **{"in": [1, 2]})
         await settle()
         assert there.engines["b"].inside == 1
-        asked.cancel()
+        task.cancel()
         assert (there.engines["b"].inside, there.engines["e"].inside) == (0, 0)
         there.pools["b"].release()
         await settle()
@@ -307,28 +307,28 @@ async def test_a_cancelled_request_is_dropped_at_the_running_model():
 async def test_a_step_has_no_more_requests_than_it_may():
     async with shelf() as there:
         await chain(there, most=2, b=None)
-        asked = [there.ask("e", **{"in": [number, 0]}) for number in range(5)]
+        tasks = [there.ask("e", **{"in": [number, 0]}) for number in range(5)]
         await settle()
         assert there.engines["b"].inside == 2
-        asked[2].cancel()  # waits for its turn
+        tasks[2].cancel()  # waits for its turn
         for _ in range(4):
             there.pools["b"].release()
             await settle()
             assert there.engines["b"].inside <= 2
-        left = [await each for number, each in enumerate(asked) if number != 2]
-        assert [each.payload["out"].tolist()[0] for each in left] == [111, 112, 114, 115]
+        left = [await each for number, each in enumerate(tasks) if number != 2]
+        assert [item.payload["out"].tolist()[0] for item in left] == [111, 112, 114, 115]
 
 
 @virtual
 async def test_requests_that_wait_for_a_missing_model_all_get_an_error():
     async with shelf() as there:
         await chain(there, most=1, a=None)
-        asked = [there.ask("e", **{"in": [0, 0]}) for _ in range(200)]
+        tasks = [there.ask("e", **{"in": [0, 0]}) for _ in range(200)]
         await settle()
         del there.configs["a"]
         there.pools["a"].release()
-        found = [await each for each in asked]
-        assert sum(each.error is not None for each in found) == 199
+        results = [await task for task in tasks]
+        assert sum(result.error is not None for result in results) == 199
 
 
 # Times -------------------------------------------------------------------------------------------
@@ -378,8 +378,8 @@ async def test_each_part_continues_through_the_remaining_steps(number):
         await parts(there)
         sink = there.ask("e", sink=Parts(), **{"in": [number, 0]})
         await settle(5000)
-        assert [each.payload["out"].tolist()[0] for each in sink.parts] == [
-            10 + each for each in range(number)
+        assert [part.payload["out"].tolist()[0] for part in sink.parts] == [
+            10 + index for index in range(number)
         ]
         assert sink.ends == [None]
 
@@ -475,5 +475,5 @@ async def test_a_branch_that_ends_at_once_does_not_end_the_request():
             )
         )
         for name in ("q", "p", "q"):  # the first request goes by the scheduler
-            found = await there.answer("e", RequestInfo(outputs=(name,)), **{"in": [1, 2]})
-            assert found == {name: [2, 3]}
+            answer = await there.answer("e", RequestInfo(outputs=(name,)), **{"in": [1, 2]})
+            assert answer == {name: [2, 3]}

@@ -87,5 +87,5 @@ def test_an_ensemble_has_neither_instances_nor_memory():
 )
 def test_instances_are_named_and_counted(text, cards, expected):
     kind = ModelInstanceGroup.Kind.Name
-    found = filled(text, cards=cards).instance_group
-    assert [(g.name, kind(g.kind), g.count, list(g.gpus)) for g in found] == expected
+    instance_group = filled(text, cards=cards).instance_group
+    assert [(g.name, kind(g.kind), g.count, list(g.gpus)) for g in instance_group] == expected

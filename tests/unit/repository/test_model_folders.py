@@ -31,12 +31,12 @@ def policy(**choice) -> ModelConfig:
 
 def test_models_and_versions_are_listed(repository):
     (repository / "README.md").touch()
-    found = model_folders([repository])
-    assert {name: list(folder.versions) for name, folder in found.items()} == {
+    result = model_folders([repository])
+    assert {name: list(folder.versions) for name, folder in result.items()} == {
         "a": [1, 3, 12],
         "b": [1],
     }
-    assert found["b"].files == ["model.onnx"]
+    assert result["b"].files == ["model.onnx"]
 
 
 def test_a_folder_that_is_not_a_version_is_ignored(repository):

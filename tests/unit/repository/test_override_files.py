@@ -11,9 +11,9 @@ from pipeline.repository.control import OverrideFiles
 
 @pytest.fixture
 def files():
-    found = OverrideFiles()
-    yield found
-    found.close()
+    result = OverrideFiles()
+    yield result
+    result.close()
 
 
 @pytest.mark.parametrize("path", ["1/model.py", "/1/model.py", "//1/model.py"])

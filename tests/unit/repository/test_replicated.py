@@ -198,5 +198,5 @@ async def test_a_joining_replica_does_not_wait_for_later_changes(tmp_path):
     gate.set()
     await asyncio.gather(first, second)
     three = await comes
-    assert [sorted(each.control.loaded) for each in (one, two, three)] == [["m", "n"]] * 3
-    assert not any(each.has_left for each in (one, two, three))
+    assert [sorted(item.control.loaded) for item in (one, two, three)] == [["m", "n"]] * 3
+    assert not any(item.has_left for item in (one, two, three))

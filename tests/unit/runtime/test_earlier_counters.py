@@ -27,7 +27,7 @@ def counted(earlier, key):
     return snapshot.models[0].success_count
 
 
-def test_models_of_one_name_in_two_repositories_have_counters_of_their_own():
+def test_models_of_one_name_in_two_repositories_have_separate_counters():
     earlier = EarlierCounters()
     for key, count in (("a/same", 1), ("b/same", 2), ("a/same", 4)):
         load = Load(count)
@@ -37,7 +37,7 @@ def test_models_of_one_name_in_two_repositories_have_counters_of_their_own():
     assert [counted(earlier, f"{key}/same") for key in "abc"] == [5, 10, 0]
 
 
-def test_those_that_ended_first_are_forgotten(monkeypatch: pytest.MonkeyPatch):
+def test_the_oldest_counters_are_removed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(share, "_MOST_ENDED", 2)
     earlier = EarlierCounters()
     for key in ("a", "b", "a", "c"):

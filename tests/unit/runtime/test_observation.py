@@ -51,7 +51,7 @@ def sinks_of(observation: ObservabilityStack) -> list[str]:
     ],
 )
 @on_loop
-async def test_the_configuration_says_who_looks_on(config, sinks, tmp_path):
+async def test_the_configuration_selects_the_observers(config, sinks, tmp_path):
     observation = observation_of(**config)
     observation.start(tmp_path)
     try:
@@ -66,7 +66,7 @@ async def test_the_configuration_says_who_looks_on(config, sinks, tmp_path):
 
 
 @on_loop
-async def test_nothing_can_be_recorded_without_statistics(tmp_path):
+async def test_without_statistics_nothing_can_be_recorded(tmp_path):
     observation = observation_of(statistics=False)
     observation.start(tmp_path)
     whole = ServerView(lambda question, limit_s: one_answer(observation, question))
@@ -79,7 +79,7 @@ async def one_answer(observation: ObservabilityStack, question: str) -> list[byt
 
 
 @on_loop
-async def test_opentelemetry_says_what_it_lacks(monkeypatch, tmp_path):
+async def test_opentelemetry_names_a_missing_package(monkeypatch, tmp_path):
     observation = observation_of(opentelemetry=True)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "no-such-exporter")
     with pytest.raises(InitError, match="no-such-exporter"):
@@ -94,24 +94,24 @@ def test_the_figures_of_ended_copies_add_up_without_their_memory():
         model = ModelCounters("svc", success_count=count, inference_count=10 * count)
         past.add(msgspec.msgpack.encode(Snapshot(1, IDLE, [model])))
     (figures,) = past.snapshots()
-    found = msgspec.msgpack.decode(figures, type=Snapshot)
-    assert found.replica == NO_REPLICA
-    assert [(m.success_count, m.inference_count, m.memory) for m in found.models] == [(5, 50, [])]
+    result = msgspec.msgpack.decode(figures, type=Snapshot)
+    assert result.replica == NO_REPLICA
+    assert [(m.success_count, m.inference_count, m.memory) for m in result.models] == [(5, 50, [])]
 
 
 @on_loop
-async def test_the_whole_is_what_all_copies_answer():
-    asked = []
+async def test_the_server_view_has_the_answers_of_all_replicas():
+    requests = []
 
     async def ask(question: str, limit_s: float) -> list[bytes]:
-        asked.append((question, limit_s))
+        requests.append((question, limit_s))
         return [msgspec.msgpack.encode(Snapshot(copy, IDLE, [])) for copy in (0, 1)]
 
     whole = ServerView(ask)
     assert [snapshot.replica for snapshot in await whole.snapshots()] == [0, 1]
     await whole.record(2.5)
-    assert [question for question, _ in asked] == [SNAPSHOT, "record 2.5"]
-    assert asked[1][1] > 2.5, "the answer comes after the recording"
+    assert [question for question, _ in requests] == [SNAPSHOT, "record 2.5"]
+    assert requests[1][1] > 2.5, "the answer comes after the recording"
 
 
 class Noting:
@@ -140,7 +140,7 @@ class Noting:
 
 
 @on_loop
-async def test_a_sink_is_called_back_as_it_has_asked_for(monkeypatch, tmp_path, caplog):
+async def test_a_sink_receives_the_calls_of_its_hooks(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(registry, "_registered", {("sinks", "noting"): Noting})
     observation = observation_of(statistics=False, sinks={"noting": None})
     observation.start(tmp_path)

@@ -12,7 +12,7 @@ class Own:
     ahead = 3
 
 
-def test_what_workers_leave_out_is_as_the_base_says():
+def test_missing_members_of_workers_come_from_the_base():
     made: Any = Own()
     workers = _completed(made)
     assert workers is made

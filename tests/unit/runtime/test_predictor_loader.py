@@ -40,7 +40,7 @@ def op_with(**settings):
     return op
 
 
-def test_the_cards_are_given_to_the_workers_in_turn(tmp_path):
+def test_gpus_are_assigned_to_the_workers_in_turn(tmp_path):
     load = Recorder()
     connect = PredictorLoader(tmp_path, load=load)
     for worker in range(7):
@@ -51,7 +51,7 @@ def test_the_cards_are_given_to_the_workers_in_turn(tmp_path):
     assert cards == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_a_model_is_looked_up_beside_the_configuration_first(tmp_path, monkeypatch):
+def test_a_model_is_first_searched_next_to_the_configuration(tmp_path, monkeypatch):
     (tmp_path / "beside").mkdir()
     (tmp_path / "beside" / "m.onnx").touch()
     (tmp_path / "here.onnx").touch()
@@ -73,7 +73,7 @@ def test_an_op_without_a_model_gets_no_predictor(tmp_path):
     assert load.loaded == []
 
 
-def test_what_an_engine_loads_is_a_predictor_or_the_op_does_not_start(tmp_path):
+def test_an_engine_that_loads_no_predictor_fails_the_start(tmp_path):
     op = op_with(local_service_conf={"model_config": "m.onnx"})
     half = SimpleNamespace(feed_names=["x"], predict=dict)
     for made, lacks in (
@@ -86,14 +86,14 @@ def test_what_an_engine_loads_is_a_predictor_or_the_op_does_not_start(tmp_path):
 
 def connected(op, base_dir, services=None):
     """The RemoteModel that `op` is connected to."""
-    asked = []
+    requests = []
 
     def connect(model):
-        asked.append(model)
+        requests.append(model)
         return predictor()
 
     PredictorLoader(base_dir, services or {}, connect=connect)(op, 0)
-    (model,) = asked
+    (model,) = requests
     return model
 
 
@@ -116,12 +116,12 @@ def test_endpoints_alone_mean_brpc_as_they_always_did(tmp_path):
     assert connected(op_with(server_endpoints=["one:9"]), tmp_path).client_type == "brpc"
 
 
-def test_endpoints_stand_above_a_local_model(tmp_path):
+def test_endpoints_override_a_local_model(tmp_path):
     op = op_with(server_endpoints=["one:9"], local_service_conf={"model_config": "m"})
     assert connected(op, tmp_path).endpoints == ("one:9",)
 
 
-def test_the_model_of_a_service_that_the_server_started_is_asked_there(tmp_path):
+def test_the_model_of_a_started_service_is_called_there(tmp_path):
     op = op_with(local_service_conf={"model_config": "m", "client_type": "grpc"})
     endpoints = ("127.0.0.1:12000", "127.0.0.1:12001")
     model = connected(op, tmp_path, {"a": ModelServiceAddress(endpoints, tmp_path / "0")})
@@ -129,7 +129,7 @@ def test_the_model_of_a_service_that_the_server_started_is_asked_there(tmp_path)
     assert model.client_config == tmp_path / "0"
 
 
-def test_a_client_config_stands_above_what_a_service_has_written(tmp_path):
+def test_a_client_config_overrides_that_of_a_service(tmp_path):
     (tmp_path / "conf").mkdir()
     local = {"model_config": "m", "client_type": "brpc"}
     op = op_with(local_service_conf=local, client_config="conf")
@@ -141,7 +141,7 @@ def test_endpoints_without_a_client_config_have_none(tmp_path):
     assert connected(op_with(server_endpoints=["one:9"]), tmp_path).client_config is None
 
 
-def test_another_pipeline_is_sent_tensors_unless_text_is_asked_for(tmp_path):
+def test_another_pipeline_receives_tensors_unless_text_is_configured(tmp_path):
     settings = {"server_endpoints": ["one:9"], "client_type": "pipeline_grpc"}
     assert connected(op_with(**settings), tmp_path).sends_tensors
     op = op_with(**settings)
@@ -158,7 +158,7 @@ def test_an_encrypted_model_is_refused(tmp_path, settings):
         PredictorLoader(tmp_path)(op, 0)
 
 
-def test_a_model_that_holds_the_gil_in_a_process_is_not_warned_about(tmp_path, caplog):
+def test_a_model_that_holds_the_gil_in_a_process_causes_no_warning(tmp_path, caplog):
     def load(model, worker):
         return predictor(holds_gil=True)
 
@@ -191,8 +191,8 @@ def test_every_key_of_the_local_service_reaches_the_engine(tmp_path):
     ((asked, _),) = load.loaded
     model = as_own_struct(asked, PaddleModel)
     for key, value in settings.items():
-        found = getattr(model, key)
-        assert (list(found) if isinstance(found, tuple) else found) == value
+        result = getattr(model, key)
+        assert (list(result) if isinstance(result, tuple) else result) == value
     assert model.dynamic_shapes == {"min_input_shape": {"x": [1, 3]}}
 
 

@@ -46,12 +46,12 @@ def queries_of(*copies: Copy) -> ReplicaQuery:
 
 def counted(snapshot: bytes) -> tuple[int, int]:
     """(replica, requests) of a Snapshot."""
-    found = msgspec.msgpack.decode(snapshot, type=Snapshot)
-    return found.replica, found.models[0].success_count
+    result = msgspec.msgpack.decode(snapshot, type=Snapshot)
+    return result.replica, result.models[0].success_count
 
 
 @virtual
-async def test_a_question_goes_to_all_and_the_reply_to_the_one_who_asked():
+async def test_a_query_is_sent_to_all_replicas_and_the_reply_to_its_sender():
     one, two = Copy("one"), Copy("two")
     queries = queries_of(one, two)
     queries.on_exit(Copy("gone"))
@@ -67,7 +67,7 @@ async def test_a_question_goes_to_all_and_the_reply_to_the_one_who_asked():
 
 
 @virtual
-async def test_who_is_silent_is_stood_in_for_in_time_and_its_late_answer_is_dropped():
+async def test_a_silent_replica_is_replaced_by_its_last_snapshot_and_its_late_answer_dropped():
     one, two = Copy("one"), Copy("two")
     queries = queries_of(one, two)
     queries.start(one, QueryRequest(0, SNAPSHOT, 1.0))
@@ -81,7 +81,7 @@ async def test_who_is_silent_is_stood_in_for_in_time_and_its_late_answer_is_drop
 
 
 @virtual
-async def test_nobody_waits_for_a_copy_that_is_gone():
+async def test_an_ended_replica_is_not_waited_for():
     one, two = Copy("one"), Copy("two")
     queries = queries_of(one, two)
     queries.start(one, QueryRequest(0, "how", 1.0))
@@ -91,7 +91,7 @@ async def test_nobody_waits_for_a_copy_that_is_gone():
 
 
 @virtual
-async def test_an_answer_counts_once_and_an_empty_one_not_at_all():
+async def test_an_answer_counts_once_and_an_empty_one_is_ignored():
     one, two = Copy("one"), Copy("two")
     queries = queries_of(one, two)
     queries.start(one, QueryRequest(0, "how", 1.0))
@@ -102,7 +102,7 @@ async def test_an_answer_counts_once_and_an_empty_one_not_at_all():
 
 
 @virtual
-async def test_a_copy_gets_the_reply_to_its_own_question_and_none_if_the_server_is_gone():
+async def test_a_replica_gets_the_reply_to_its_own_query_or_an_empty_one():
     sent: list[QueryRequest] = []
     asker = QueryClient(sent.append)
     first = asyncio.ensure_future(asker.ask("a", 1.0))
@@ -115,7 +115,7 @@ async def test_a_copy_gets_the_reply_to_its_own_question_and_none_if_the_server_
 
 
 @virtual
-async def test_what_a_copy_said_that_is_gone_is_not_counted_twice():
+async def test_an_ended_replica_is_not_counted_twice():
     one, two = Copy("one"), Copy("two")
     queries = queries_of(one, two)
     queries.start(two, QueryRequest(0, SNAPSHOT, 1.0))
@@ -128,7 +128,7 @@ async def test_what_a_copy_said_that_is_gone_is_not_counted_twice():
 
 
 @virtual
-async def test_what_a_copy_recorded_that_is_gone_is_kept():
+async def test_the_recording_of_an_ended_replica_is_included():
     one, two = Copy("one"), Copy("two")
     queries = queries_of(one, two)
     queries.start(two, QueryRequest(0, "record", 1.0))
@@ -139,7 +139,7 @@ async def test_what_a_copy_recorded_that_is_gone_is_kept():
 
 
 @virtual
-async def test_each_pipeline_s_counters_outlive_a_copy_by_the_question_that_asks_for_them():
+async def test_counters_of_each_pipeline_outlive_a_replica():
     one, two = Copy("one"), Copy("two")
     queries = queries_of(two)
     for copy in (one, two):

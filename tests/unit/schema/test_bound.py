@@ -116,7 +116,7 @@ def test_an_op_sees_all_keys_converted_and_filled_in():
     assert type(seen["inputs"][0].x) is float
 
 
-def test_bytes_come_as_such_as_an_array_of_them_or_as_base64_which_may_have_lines():
+def test_bytes_may_be_bytes_an_array_or_base64():
     for found in (b"hi there", np.frombuffer(b"hi there", np.uint8)):
         assert SAID.check({"words": "w", "image": found})["image"] == b"hi there"
     in_lines = {"words": "w", "image": "aGkg\ndGhlcmU=\n"}
@@ -124,7 +124,7 @@ def test_bytes_come_as_such_as_an_array_of_them_or_as_base64_which_may_have_line
     assert refused(in_lines).startswith("image: expected bytes, found str")
 
 
-def test_keys_that_are_none_of_its_fields_are_left_out_or_refused():
+def test_unknown_keys_are_removed_or_refused():
     assert "more" not in SAID.check({"words": "w", "more": 1})
     text = refused({"firstWord": "w", "first_word": 1}, Strict)
     assert text == "first_word: found int 1, expected no such key: the keys are firstWord"
@@ -163,14 +163,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("fields", "said"), WRONG, ids=lambda case: str(case)[:40])
-def test_an_error_names_the_path_what_was_found_and_what_was_expected(fields, said):
+def test_an_error_has_the_path_the_value_and_the_expected_type(fields, said):
     given_fields = fields if not fields or "words" in fields else {"words": "w", **fields}
     text = refused(given_fields)
     assert text.startswith(said)
     assert len(text) < 200
 
 
-def test_text_is_read_as_what_the_schema_wants():
+def test_text_is_converted_to_the_type_of_the_schema():
     texts = {
         "words": "5",
         "top": "5",
@@ -201,7 +201,7 @@ def test_text_of_arrays_is_read_as_clients_write_it():
     )
 
 
-def test_arrays_become_what_the_schema_wants():
+def test_arrays_are_converted_to_the_type_of_the_schema():
     seen = SAID.check(
         {
             "words": np.array([b"w"], object),
@@ -257,7 +257,7 @@ NO_ARRAYS = [
 ]
 
 
-def test_whole_numbers_of_64_bits_stay_whole_beside_small_ones():
+def test_unsigned_64_bit_numbers_remain_integers():
     class Wide(pipeline.Schema):
         wide: npt.NDArray[np.uint64]
         any_: np.ndarray
@@ -285,7 +285,7 @@ def test_code_of_the_schema_may_refuse_and_may_fail():
         bind(Picky).check({"a": 2})
 
 
-def test_what_is_nested_too_deeply_is_refused():
+def test_a_value_nested_too_deeply_is_refused():
     fields: dict[str, Any] = {"words": "w"}
     for _ in range(5000):
         fields = {"words": "w", "tree": fields}
@@ -301,7 +301,7 @@ class Lost(pipeline.Schema):
 
 
 @pytest.mark.parametrize("schema", [int, "x", 5, list[int], dict, Any, Complex, Lost])
-def test_what_is_no_schema_is_refused_before_the_start(schema):
+def test_an_invalid_schema_is_refused_before_the_start(schema):
     with pytest.raises(ConfigError, match="schema"):
         bind(schema)
 
@@ -317,7 +317,7 @@ class Answer(pipeline.Schema):
     scores: np.ndarray | None = None
 
 
-def test_an_answer_that_fits_stays_as_it_is_but_for_what_is_filled_in():
+def test_a_valid_answer_is_unchanged_except_for_defaults():
     scores, box = np.ones(3), np.zeros(2)
     answer = {"label": "x", "prob": np.float32(0.5), "box": box, "scores": scores, "more": 1}
     checked = bind(Answer).check_answer(answer)
@@ -375,7 +375,7 @@ ODD: st.SearchStrategy[Any] = st.one_of(
 
 
 @given(FITS)
-def test_what_fits_comes_through(fields):
+def test_valid_fields_pass_unchanged(fields):
     seen = SAID.check(fields)
     back = msgspec.to_builtins(seen["inputs"])
     assert repr(back) == repr(
@@ -389,7 +389,7 @@ def test_what_fits_comes_through(fields):
 
 
 @given(FITS, ODD, st.data())
-def test_wherever_a_value_is_wrong_the_error_says_where(fields, odd, data):
+def test_an_error_has_the_path_of_any_invalid_value(fields, odd, data):
     """One value somewhere in it is replaced; the schema refuses it there, or it fits after all."""
     fields = {**fields, "inputs": [{"x": 1.0}, *fields.get("inputs", [])]}
     fields["named"] = {"k": {"x": 1.0}, **fields.get("named", {})}
@@ -419,7 +419,7 @@ def test_wherever_a_value_is_wrong_the_error_says_where(fields, odd, data):
         assert isinstance(odd, kinds.get(which, int | float))
 
 
-def test_a_list_with_one_long_text_has_no_room_for_it_in_every_place() -> None:
+def test_one_long_text_in_a_list_does_not_pad_the_others() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="number"):

@@ -55,7 +55,7 @@ SCHEMAS = st.recursive(st.booleans() | schemas(st.just(True)), schemas, max_leav
 
 @settings(max_examples=int(os.environ.get("EXAMPLES", "100")), deadline=None)
 @given(value=VALUES, schema=SCHEMAS)
-def test_a_value_fits_where_jsonschema_says_so(value, schema):
+def test_a_value_is_valid_where_jsonschema_accepts_it(value, schema):
     assert (fault_in(value, schema) == "") == Draft202012Validator(schema).is_valid(value)
 
 
@@ -122,5 +122,5 @@ def test_values_that_are_deep_are_compared():
         fault_in(deep(1), {"const": deep(2)})  # whose text is too deep for a fault
 
 
-def test_a_fault_is_no_longer_than_texts_of_errors():
+def test_the_length_of_a_fault_is_bounded():
     assert len(fault_in("x", {"enum": ["a" * 100] * 1000})) < 20_000

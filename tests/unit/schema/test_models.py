@@ -35,8 +35,8 @@ class Model:
         if given["a"] == "broken":
             raise KeyError("broken")
         if not isinstance(given["a"], int):
-            said = {"type": "int_type", "loc": ("a", 3, "x"), "msg": "Input should be an integer"}
-            raise Refusal([{**said, "input": given["a"]}])
+            fields = {"type": "int_type", "loc": ("a", 3, "x"), "msg": "Input should be an integer"}
+            raise Refusal([{**fields, "input": given["a"]}])
         return cls(given["a"], given.get("b", "b"))
 
     @classmethod
@@ -48,7 +48,7 @@ class Model:
         return {"a": self.a, "b": self.b}
 
 
-def test_an_op_sees_what_a_model_makes_of_a_request():
+def test_an_op_receives_the_fields_of_the_model():
     bound = bind(Model)
     assert not bound.is_quick
     assert bound.check({"a": 1}) == {"a": 1, "b": "b"}
@@ -71,16 +71,16 @@ def test_a_model_that_fails_is_not_the_caller_s_fault():
         bind(Model).check({"a": "broken"})
 
 
-def test_an_answer_stays_as_it_is_but_for_what_is_filled_in():
+def test_an_answer_is_unchanged_except_for_defaults():
     inner = Model(2, "c")
     answer = bind(Model).check_answer({"a": 1, "more": inner})
     assert answer == {"a": 1, "more": {"a": 2, "b": "c"}, "b": "b"}
 
 
-def test_its_json_schema_has_its_definitions_beside_it():
+def test_a_json_schema_has_its_definitions_as_components():
     reference = "#/components/schemas/"
-    found, components = bind(Model).json_schema()
-    assert found == {"$ref": f"{reference}Model"}
+    result, components = bind(Model).json_schema()
+    assert result == {"$ref": f"{reference}Model"}
     assert components == {
         "Inner": {},
         "Model": {"type": "object", "properties": {"b": {"$ref": f"{reference}Inner"}}},

@@ -78,8 +78,8 @@ def with_model(
     settings = {"local_service_conf": {"model_config": "m"}, **(op or {})}
     config = load_config(yml_dict={"rpc_port": 0, "op": {"model": settings}, **more})
     graph = build_graph(AnswerOp(ModelOp("model", conf, LIMIT)))
-    for each in (graph.request_op, *graph.ops, graph.response_op):
-        configure_op(each, resolve_op(each.name, each.pipeline_given, config))
+    for item in (graph.request_op, *graph.ops, graph.response_op):
+        configure_op(item, resolve_op(item.name, item.pipeline_given, config))
     answers: list[Answer] = []
 
     def no_doors(behind: FrontendContext) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def test_a_compressed_call_has_a_compressed_answer(kind):
     with_model(test, Negates())
 
 
-def test_what_cannot_be_read_is_refused_and_the_worker_goes_on():
+def test_an_unreadable_request_is_refused_and_the_worker_continues():
     bomb = baidu_std.compress(2, bytes(10 * LIMIT))
     wrong_shape = Request.FromString(request_of([[1, 2]]))
     wrong_shape.tensor[0].shape[1] = 3
@@ -233,7 +233,7 @@ def test_a_call_that_takes_too_long_is_answered_in_time():
     with_model(test, model)
 
 
-def test_calls_beyond_what_may_wait_are_refused():
+def test_calls_beyond_the_queue_size_are_refused():
     model = Negates()
 
     async def test(answer: Answer, _: Service) -> None:
@@ -248,7 +248,7 @@ def test_calls_beyond_what_may_wait_are_refused():
     with_model(test, model, worker_num=1, queue_size=0)
 
 
-def test_a_service_that_stops_answers_what_it_has_and_refuses_the_rest():
+def test_a_stopping_service_answers_running_calls_and_refuses_others():
     model = Negates()
 
     async def test(answer: Answer, service: Service) -> None:

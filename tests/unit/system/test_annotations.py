@@ -20,6 +20,6 @@ METAS = [
 
 @pytest.mark.parametrize("meta", METAS, ids=range(len(METAS)))
 @pytest.mark.parametrize("how", [pickle, dill], ids=["pickle", "dill"])
-def test_what_comes_out_is_what_went_in(how, meta):
+def test_annotations_survive_pickling(how, meta):
     make_annotations_picklable()
     assert how.loads(how.dumps(meta)) == meta

@@ -34,7 +34,7 @@ def test_a_call_that_is_too_late_is_not_made():
         time_left(None, 20.0)
 
 
-def test_a_deadline_is_its_threads_own_and_goes_along_into_coroutines():
+def test_a_deadline_belongs_to_its_thread_and_is_inherited_by_coroutines():
     async def seen() -> float | None:
         return call_deadline()
 

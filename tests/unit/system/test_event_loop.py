@@ -15,10 +15,10 @@ def test_a_callback_that_raises_is_logged_with_its_traceback(
         raise LookupError("nobody has it")
 
     async def main() -> None:
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        loop, Event = asyncio.get_running_loop(), asyncio.Event()
         loop.call_soon(fails)
-        loop.call_soon(told.set)
-        await told.wait()
+        loop.call_soon(Event.set)
+        await Event.wait()
 
     with (
         caplog.at_level(logging.ERROR, "pipeline"),

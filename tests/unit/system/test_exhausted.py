@@ -15,11 +15,11 @@ from pipeline.system.resources import exhaustion_named
         (RuntimeError("can't start new thread"), "starts no more threads .*ulimit -v, ulimit -u"),
     ],
 )
-def test_what_the_system_lacks_is_named(error, said):
+def test_the_missing_resource_is_named(error, said):
     with pytest.raises(InitError, match=said), exhaustion_named():
         raise error
 
 
-def test_another_error_stays_what_it_is():
+def test_another_error_is_unchanged():
     with pytest.raises(RuntimeError, match="another one"), exhaustion_named():
         raise RuntimeError("another one")

@@ -32,23 +32,23 @@ def started(work):
     return run_virtual(main())
 
 
-def test_what_is_quick_is_not_told(logged_lines):
+def test_a_quick_start_is_not_logged(logged_lines):
     assert started(sleeps(0.9, 7)) == 7
     assert logged_lines() == []
 
 
-def test_what_takes_longer_than_a_second_is_told_when_it_began_and_when_it_is_done(logged_lines):
+def test_a_start_of_more_than_a_second_is_logged_at_begin_and_end(logged_lines):
     assert started(sleeps(12.34, 7)) == 7
     assert logged_lines() == ["Op 'a': loading since now", "Op 'a': ready after 12.3 s"]
 
 
-def test_what_fails_is_no_longer_loading(logged_lines):
+def test_a_failed_start_is_logged_as_ended(logged_lines):
     with pytest.raises(ValueError, match="broken"):
         started(sleeps(2, ValueError("broken")))
     assert logged_lines() == ["Op 'a': loading since now", "Op 'a': not ready after 2.0 s"]
 
 
-def test_the_reader_of_these_lines_knows_who(logged_lines):
+def test_names_are_parsed_from_the_logged_lines(logged_lines):
     started(sleeps(2))
     loading, ready = logged_lines()
     assert (who_loads(loading), who_ended(loading)) == ("Op 'a'", "")
@@ -56,12 +56,12 @@ def test_the_reader_of_these_lines_knows_who(logged_lines):
 
 
 @virtual
-async def test_many_ops_that_take_their_time_are_told_together(logged_lines, monkeypatch):
+async def test_many_slow_ops_are_logged_together(logged_lines, monkeypatch):
     async def start(self):
         await asyncio.sleep(2.0 if self.op.name != "op7" else 3.0)
 
     monkeypatch.setattr(ScriptedWorkers, "start", start)
-    async with Engine(chain(*(f"op{each}" for each in range(40)))):
+    async with Engine(chain(*(f"op{index}" for index in range(40)))):
         pass
     first, last = logged_lines()
     assert who_loads(first) == who_ended(last)
@@ -70,7 +70,7 @@ async def test_many_ops_that_take_their_time_are_told_together(logged_lines, mon
 
 
 @virtual
-async def test_each_op_that_takes_its_time_is_told(logged_lines, monkeypatch):
+async def test_each_slow_op_is_logged(logged_lines, monkeypatch):
     times = {"a": 3.0, "b": 0.5, "c": 2.0}
 
     async def start(self):

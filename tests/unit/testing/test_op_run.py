@@ -50,7 +50,7 @@ def test_a_class_is_made_and_batches_are_cut_in_order():
     assert list(answers) == answers[:] == [{"label": "0"}] * 5
 
 
-def test_an_error_of_the_users_code_is_10000_and_logged_with_its_traceback(caplog):
+def test_an_error_of_user_code_is_10000_and_logged_with_its_traceback(caplog):
     answers = run_op(Classify, [{}], predictor={"prob": [[1, 0]]})
     with pytest.raises(UserCodeError, match="KeyError: 'text'") as raised:
         list(answers)
@@ -58,7 +58,7 @@ def test_an_error_of_the_users_code_is_10000_and_logged_with_its_traceback(caplo
     assert caplog.records[0].exc_info
 
 
-def test_a_model_that_is_away_is_asked_again_as_configured():
+def test_an_unavailable_model_is_called_again_as_configured():
     model = FakePredictor([PredictorUnavailableError("away"), {"prob": [[0, 1]]}])
     answers = run_op(Classify, [{"text": "a"}], predictor=model, config={"retry": 2})
     assert answers[0] == {"label": "1"}
@@ -90,7 +90,7 @@ class CountsContexts(Op):
 
     async def process(self, feed_batch, *, context):
         await asyncio.sleep(0)
-        return {"id": [each.id for each in context]}
+        return {"id": [item.id for item in context]}
 
     def postprocess(self, input_dicts, fetch_data, data_id, log_id):
         return {"id": fetch_data["id"][0], "ids": (data_id, log_id)}
@@ -122,7 +122,7 @@ class Routes(Op):
         return Goto(request, "large") if request["unsure"] else Answer(request)
 
 
-def test_where_an_answer_goes_is_told_beside_it():
+def test_the_route_of_an_answer_is_available():
     answers = run_op(Routes, [{"unsure": True}, {"unsure": False}])
     goto = answers.route(0)
     assert isinstance(goto, Goto)
@@ -132,7 +132,7 @@ def test_where_an_answer_goes_is_told_beside_it():
     assert run_op(Words, [{"text": "a"}]).route(0) is None
 
 
-def test_what_is_wrong_is_said_before_anything_runs():
+def test_invalid_arguments_are_refused_before_the_run():
     with pytest.raises(ConfigError, match="batch_size"):
         run_op(Classify, [], config={"batch_size": 0})
     with pytest.raises(InputError, match=r"samples\[0\]: expected a dict"):

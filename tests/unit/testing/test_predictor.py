@@ -18,7 +18,7 @@ def test_outputs_of_one_row_get_as_many_as_were_fed():
     assert model.fetch_names == ("prob", "all")
 
 
-def test_rows_are_counted_in_lists_of_text_too_and_none_means_one():
+def test_rows_are_counted_in_lists_of_text_and_default_to_one():
     model = FakePredictor({"y": [1]})
     assert model.predict([{"text": ["a", "b", "c"]}])["y"].tolist() == [1, 1, 1]
     assert model.predict({})["y"].tolist() == [1]
@@ -42,7 +42,7 @@ def test_a_list_is_an_answer_or_an_error_for_each_call():
     assert len(model.calls) == 4
 
 
-def test_what_is_fetched_alone_comes_back_and_has_to_be_there():
+def test_only_fetched_outputs_are_returned_and_must_exist():
     model = FakePredictor({"a": [1], "b": [2]})
     assert list(model.predict({}, fetch=["b"])) == ["b"]
     with pytest.raises(InputError, match="no output is called c: there is a, b"):
@@ -54,7 +54,7 @@ def test_no_outputs_by_name_are_an_error():
         FakePredictor(lambda feed: [1]).predict({})
 
 
-def test_a_predictor_stays_as_it_is_and_all_else_becomes_one():
+def test_a_predictor_is_used_unchanged_and_other_values_are_wrapped():
     own = FakePredictor({})
     assert as_predictor(own) is own
     assert as_predictor({"predict": [1]}).predict({})["predict"].tolist() == [1]

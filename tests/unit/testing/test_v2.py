@@ -11,17 +11,17 @@ from pipeline.testing import HttpReply
 from pipeline.testing.http import HEADER, infer_body, outputs_of
 
 
-def test_what_is_sent_can_be_read_back():
+def test_a_written_body_can_be_parsed():
     arrays = {"x": np.arange(6, dtype=np.int16).reshape(2, 3), "text": ["a", "\u00e9"]}
     body, size = infer_body(arrays, ["y"])
-    said = orjson.loads(body[:size])
-    assert [output["name"] for output in said["outputs"]] == ["y"]
-    head = orjson.dumps({"outputs": said["inputs"]})
+    document = orjson.loads(body[:size])
+    assert [output["name"] for output in document["outputs"]] == ["y"]
+    head = orjson.dumps({"outputs": document["inputs"]})
     reply = HttpReply(200, {HEADER: str(len(head))}, head + body[size:])
-    found = outputs_of(reply)
-    assert found["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found["x"].dtype == np.int16
-    assert found["text"].tolist() == ["a", "\u00e9"]
+    outputs = outputs_of(reply)
+    assert outputs["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert outputs["x"].dtype == np.int16
+    assert outputs["text"].tolist() == ["a", "\u00e9"]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_what_is_sent_can_be_read_back():
         (500, "KeyError", UserCodeError, 10000),
     ],
 )
-def test_an_error_is_raised_with_the_code_that_is_told(status, text, kind, code):
+def test_an_error_is_raised_with_the_code_of_its_message(status, text, kind, code):
     with pytest.raises(kind) as raised:
         outputs_of(HttpReply(status, {}, orjson.dumps({"error": text})))
     assert raised.value.code == code

@@ -42,7 +42,7 @@ def no_trace_after() -> Iterator[None]:
 
 
 @given(contexts)
-def test_what_is_written_is_read(context: TraceContext):
+def test_a_written_traceparent_is_parsed_unchanged(context: TraceContext):
     text = format_traceparent(context)
     assert len(text) == 55
     assert parse_traceparent(text) == context
@@ -63,7 +63,7 @@ def test_flags_that_are_unknown_do_not_matter(flags: str):
     assert context.is_sampled
 
 
-def test_of_a_later_version_the_known_part_is_read():
+def test_the_known_part_of_a_later_version_is_parsed():
     assert parse_traceparent(f"cc-{TRACE}-{SPAN}-01") == parse_traceparent(SAMPLED)
     assert parse_traceparent(f"cc-{TRACE}-{SPAN}-01-what-comes") == parse_traceparent(SAMPLED)
 
@@ -87,7 +87,7 @@ def test_of_a_later_version_the_known_part_is_read():
         SAMPLED + "\n",
     ],
 )
-def test_what_is_no_traceparent_is_ignored(text: str):
+def test_an_invalid_traceparent_is_ignored(text: str):
     assert parse_traceparent(text) is None
 
 
@@ -101,7 +101,7 @@ def test_any_text_is_read_or_ignored(text: str):
 
 
 @given(contexts, st.text(), st.text(), st.integers(0, 5))
-def test_a_span_below_is_in_the_same_trace_and_the_same_wherever_it_is_derived(
+def test_a_child_span_has_the_same_trace_and_a_reproducible_id(
     context: TraceContext, op: str, stage: str, turn: int
 ):
     text = format_traceparent(context)
@@ -112,7 +112,7 @@ def test_a_span_below_is_in_the_same_trace_and_the_same_wherever_it_is_derived(
     assert (derived.span_id != context.span_id) == context.is_sampled
 
 
-def test_ops_stages_turns_and_requests_have_spans_of_their_own():
+def test_ops_stages_spans_and_requests_have_different_span_ids():
     below = [
         child(request, op, stage, turn)
         for request in (SAMPLED, child(SAMPLED, "caller"))
@@ -123,7 +123,7 @@ def test_ops_stages_turns_and_requests_have_spans_of_their_own():
     assert len(set(below)) == len(below)
 
 
-def test_below_nothing_is_nothing():
+def test_the_child_of_no_trace_is_empty():
     assert child("", "bow", "process") == ""
 
 

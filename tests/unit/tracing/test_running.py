@@ -12,7 +12,7 @@ from pipeline.tracing.running import Notes, Running, running
 OWN = format_traceparent(TraceContext(0xABC, 0xDEF, True))
 
 
-def test_what_is_known_is_a_field_and_all_else_is_none():
+def test_only_known_fields_are_set():
     assert Running().fields() == {}
     assert Running("a", "process", (0,), 7).fields() == {
         "op": "a",
@@ -35,7 +35,7 @@ def test_the_span_is_that_of_the_stage_or_of_the_request():
     assert Running("a").span() == ("", "")
 
 
-def test_notes_are_of_the_context_in_which_they_were_taken():
+def test_notes_belong_to_their_context():
     notes = Notes()
     notes.trace_of = {5: OWN}.get
     context = contextvars.Context()
@@ -47,7 +47,7 @@ def test_notes_are_of_the_context_in_which_they_were_taken():
     assert context.run(running) == Running("a", "process", (1, 2), 2, OWN)
 
 
-def test_in_another_process_nobody_knows_of_traces():
+def test_in_another_process_notes_have_no_trace():
     notes = Notes()
     notes.trace_of = lambda data_id: OWN
     copy = pickle.loads(pickle.dumps(notes))

@@ -132,7 +132,7 @@ def test_rows_are_read_by_the_names_that_they_have_in_the_journal():
     assert RequestRecord._fields == REQUEST.names
 
 
-def test_a_request_is_a_span_with_one_for_each_turn_and_stage_below(bench: Bench):
+def test_a_request_is_a_span_with_children_for_ops_and_stages(bench: Bench):
     bench.begin(7)
     bench.turn(7)
     bench.turn(7, op=2, rows=3, worker=1, batch=4, result_received_ns=61)
@@ -173,7 +173,7 @@ def test_a_request_is_a_span_with_one_for_each_turn_and_stage_below(bench: Bench
     ]
 
 
-def test_spans_of_ops_that_ran_in_one_go_say_so(bench: Bench):
+def test_spans_of_ops_in_one_trip_name_each_other(bench: Bench):
     for data_id in (7, 8):
         bench.begin(data_id)
     for op in (2, 0):  # came back at the same moment
@@ -181,13 +181,13 @@ def test_spans_of_ops_that_ran_in_one_go_say_so(bench: Bench):
     bench.turn(7, op=1, result_received_ns=62)
     bench.turn(7, op=1, worker=NO_WORKER, batch=-1, result_received_ns=61)
     bench.turn(8, op=1, result_received_ns=61)
-    found = [
+    results = [
         (span.context.trace_id, span.name, span.attributes.get("pipeline.in_one_go"))
         for span in bench.spans()
         if span.name in NAMES
     ]
     together = "combine, bow"
-    assert sorted(found, key=str) == [
+    assert sorted(results, key=str) == [
         (1001, "bow", together),
         (1001, "cnn", None),
         (1001, "cnn", None),
@@ -196,7 +196,7 @@ def test_spans_of_ops_that_ran_in_one_go_say_so(bench: Bench):
     ]
 
 
-def test_the_span_of_a_step_says_which_sequence_it_is_of_and_in_which_slot(bench: Bench):
+def test_the_span_of_a_step_has_its_sequence_and_slot(bench: Bench):
     for data_id in (7, 8):
         bench.begin(data_id)
         bench.turn(data_id, op=0)
@@ -204,29 +204,29 @@ def test_the_span_of_a_step_says_which_sequence_it_is_of_and_in_which_slot(bench
         bench.request(data_id)
     bench.telemetry.step(7, 1, 2**64 - 1, 3)
     bench.telemetry.step(9, 1, "of one that is not recorded", 0)
-    told = [span.attributes for span in bench.spans() if span.name in NAMES]
-    of_steps = [each for each in told if "pipeline.sequence_id" in each]
+    reported = [span.attributes for span in bench.spans() if span.name in NAMES]
+    of_steps = [item for item in reported if "pipeline.sequence_id" in item]
     assert [
-        (each["pipeline.op"], each["pipeline.sequence_id"], each["pipeline.sequence_slot"])
-        for each in of_steps
+        (step["pipeline.op"], step["pipeline.sequence_id"], step["pipeline.sequence_slot"])
+        for step in of_steps
     ] == [(NAMES[1], "18446744073709551615", 3)]
 
 
-def test_what_workers_derive_is_the_span_that_is_made_here(bench: Bench):
-    told = bench.begin(7)
+def test_the_trace_that_a_worker_derives_is_the_span_of_its_stage(bench: Bench):
+    reported = bench.begin(7)
     bench.turn(7, op=1)
     spans = by_name(bench.spans())
-    assert spans["cnn process"].context == parse_traceparent(child(told, "cnn", "process"))
+    assert spans["cnn process"].context == parse_traceparent(child(reported, "cnn", "process"))
 
 
 def test_a_request_of_a_trace_stays_in_it(bench: Bench):
-    told = parse_traceparent(bench.begin(7, CALLER))
-    assert told is not None
-    assert told.trace_id == CALLER.trace_id
-    assert told.span_id != CALLER.span_id
+    traceparent = parse_traceparent(bench.begin(7, CALLER))
+    assert traceparent is not None
+    assert traceparent.trace_id == CALLER.trace_id
+    assert traceparent.span_id != CALLER.span_id
     bench.request(7)
     (entry,) = bench.spans()
-    assert (entry.context, entry.parent) == (told, CALLER)
+    assert (entry.context, entry.parent) == (traceparent, CALLER)
 
 
 def test_a_request_that_is_not_recorded_passes_on_that_it_is_not(bench: Bench):
@@ -237,7 +237,7 @@ def test_a_request_that_is_not_recorded_passes_on_that_it_is_not(bench: Bench):
     assert bench.spans() == []
 
 
-def test_nonsense_from_a_caller_begins_a_trace_of_its_own(bench: Bench):
+def test_an_invalid_traceparent_starts_a_new_trace(bench: Bench):
     assert parse_traceparent(bench.telemetry.begin(7, "00-nonsense")) == TraceContext(1001, 1, True)
 
 
@@ -275,7 +275,7 @@ def test_a_batch_with_more_requests_than_a_span_may_have_links(bench: Bench):
     assert all(span.links == [first.context] for span in others)
 
 
-def test_batches_of_different_ops_and_workers_are_told_apart(bench: Bench):
+def test_batches_of_different_ops_and_workers_are_distinguished(bench: Bench):
     for data_id, op, worker in ((1, 0, 0), (2, 1, 0), (3, 1, 1)):
         bench.begin(data_id)
         bench.turn(data_id, op=op, worker=worker, batch=1)
@@ -299,7 +299,7 @@ def test_a_failure_is_the_status_of_its_turn_and_of_the_request(bench: Bench):
     assert [text for text, _ in spans["imdb"].events] == ["let into the graph", "unpacked"]
 
 
-def test_what_a_caller_is_to_blame_for_leaves_the_status_unset(bench: Bench):
+def test_a_client_error_leaves_the_status_unset(bench: Bench):
     bench.begin(7)
     bench.turn(7, outcome=Outcome.PRODUCT)
     bench.telemetry.failed(7, 0, ProductError(51, "no face"))
@@ -326,7 +326,7 @@ def test_a_turn_that_never_ran_has_no_stages(bench: Bench):
     assert spans["imdb"].events == []
 
 
-def test_of_a_worker_that_was_lost_only_the_stages_that_are_known_are_shown(bench: Bench):
+def test_only_known_stages_of_a_lost_worker_are_shown(bench: Bench):
     bench.begin(7)
     bench.turn(7, outcome=Outcome.OTHER, preprocess_end_ns=0, process_end_ns=0, end_ns=0)
     spans = by_name(bench.spans())
@@ -334,15 +334,17 @@ def test_of_a_worker_that_was_lost_only_the_stages_that_are_known_are_shown(benc
     assert times(spans["bow"]) == (10, 60)
 
 
-def test_a_second_turn_at_an_op_has_spans_of_its_own(bench: Bench):
-    told = bench.begin(7)
+def test_a_second_run_of_an_op_has_separate_spans(bench: Bench):
+    reported = bench.begin(7)
     bench.turn(7, worker=NO_WORKER, batch=-1)
     bench.turn(7)
     bench.turn(7, batch=2)
     spans = bench.spans()
     assert len({span.context for span in spans}) == len(spans) == 11
     first, _ = [span for span in spans if span.name == "bow process"]
-    assert first.context == parse_traceparent(child(told, "bow", "process")), "the first that ran"
+    assert first.context == parse_traceparent(child(reported, "bow", "process")), (
+        "the first that ran"
+    )
 
 
 def test_a_turn_that_outlives_its_request_is_shown(bench: Bench):
@@ -366,14 +368,14 @@ def test_requests_that_are_over_are_forgotten(bench: Bench):
 
 def test_requests_that_never_end_do_not_add_up():
     bench = Bench()
-    told = [bench.begin(data_id) for data_id in range(10_002)]
-    assert told.count("") == 2
+    reported = [bench.begin(data_id) for data_id in range(10_002)]
+    assert reported.count("") == 2
     bench.request(0)
     bench.journal.flush()
     assert bench.begin(20_000)
 
 
-def test_while_too_many_spans_wait_to_be_made_nothing_more_is_recorded(bench: Bench):
+def test_with_too_many_waiting_spans_requests_are_not_recorded(bench: Bench):
     bench.thread.is_held = True
     for data_id in range(16):
         assert bench.begin(data_id)
@@ -404,7 +406,7 @@ def test_a_request_for_one_op_is_called_after_it(bench: Bench):
     assert [span.name for span in bench.spans()] == ["imdb cnn"]
 
 
-def test_closing_delivers_what_is_left(bench: Bench):
+def test_close_exports_the_waiting_spans(bench: Bench):
     bench.begin(7)
     bench.telemetry.close()
     bench.turn(7)
@@ -434,7 +436,7 @@ class Asking(Op):
         return {"y": np.zeros((len(feed_batch), 1))}, None, ""
 
 
-def test_the_call_that_a_worker_makes_is_below_the_span_that_is_made_of_its_turn():
+def test_the_call_of_a_worker_is_a_child_of_its_stage():
     traces: list[str] = []
 
     async def run() -> list[SpanRecord]:
@@ -452,12 +454,12 @@ def test_the_call_that_a_worker_makes_is_below_the_span_that_is_made_of_its_turn
 
     spans = by_name(run_virtual(run()))
     assert len(spans) == 11
-    (told,) = traces
-    assert parse_traceparent(told) == spans["asking process"].context
+    (reported,) = traces
+    assert parse_traceparent(reported) == spans["asking process"].context
     assert call_trace() == ""
 
 
-def test_a_stream_says_when_its_first_part_was_there_and_how_many_followed(bench: Bench):
+def test_a_stream_has_the_time_of_its_first_part_and_the_number_of_parts(bench: Bench):
     for data_id in (7, 8):
         bench.begin(data_id)
     for target, ends in ((0, (25, 31, 45)), (PIPELINE, (2027, 4033, 6047))):

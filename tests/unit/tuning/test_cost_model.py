@@ -44,7 +44,7 @@ def test_an_op_that_requests_visit_seldom_holds_them_up_seldom():
     assert _per_s(model, OpSettings(1, 1)) == pytest.approx(400, rel=0.02)
 
 
-def test_costs_are_found_again_in_what_was_slowed_down():
+def test_the_costs_of_a_simulated_service_are_estimated():
     space = Space((_OP,), 32, 4)
     service = SimulatedService(space, (SimulatedOp(8.0, 0.5, 1.0),), parallel=1.0, own_ms=0.0)
     trials = [
@@ -58,7 +58,7 @@ def test_costs_are_found_again_in_what_was_slowed_down():
     assert model.threads < 2
 
 
-def test_memory_is_told_by_workers():
+def test_memory_is_estimated_per_worker():
     op = OpSpace("only", (1, 2, 4, 8), in_processes=True)
     space = Space((op, op), 4, 4)
 

@@ -41,7 +41,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path):
         (b'{"path": "/x", "body": 1, "at": 1}\n', "`at`"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(tmp_path, content, told):
+def test_an_invalid_line_is_refused_with_its_number(tmp_path, content, told):
     with pytest.raises(ConfigError, match=told):
         read_load(_file(tmp_path, content))
 

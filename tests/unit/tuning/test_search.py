@@ -30,22 +30,22 @@ def _service_of(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_tenth_of_the_trials_finds_nearly_what_a_full_sweep_finds(seed):
+def test_a_tenth_of_the_trials_comes_close_to_a_full_sweep(seed):
     service = random_service(seed, ops=1)
     search = _searched(service, Goal(), service.space.size // 10)
-    best = max(service.trial(each, requests=300).per_s for each in service.space.all())
+    best = max(service.trial(item, requests=300).per_s for item in service.space.all())
     assert search.best is not None
     assert service.trial(search.best.settings, requests=300).per_s >= 0.9 * best
 
 
-def test_of_an_op_that_waits_the_workers_are_raised_until_all_clients_are_served():
+def test_workers_of_a_waiting_op_grow_until_all_clients_are_served():
     search = _searched(_service_of(SimulatedOp(0.0, 20.0, 0.0)), Goal(), 8)
     assert search.best is not None
     assert search.best.settings[0].concurrency == 16
     assert search.best.settings[0].batch_size == 1  # larger ones bring nothing
 
 
-def test_of_an_op_that_holds_the_gil_it_is_the_batches_that_count():
+def test_batches_grow_for_an_op_that_holds_the_gil():
     search = _searched(_service_of(SimulatedOp(20.0, 0.1, 1.0), parallel=1), Goal(), 8)
     assert search.best is not None
     assert search.best.settings[0].batch_size * search.best.settings[0].concurrency >= 32
@@ -66,7 +66,7 @@ def test_three_ops_are_balanced_in_two_dozen_trials():
     assert len(search.trials) <= 24  # of 27,000
 
 
-def test_memory_is_kept_to_by_what_processes_were_seen_to_take():
+def test_a_limit_of_memory_is_met():
     service = _service_of(SimulatedOp(0.0, 20.0, 0.0), processes=True)
     search = _searched(service, Goal(memory_mb=200), 10)
     assert search.best is not None
@@ -74,14 +74,14 @@ def test_memory_is_kept_to_by_what_processes_were_seen_to_take():
     assert all(trial.memory_mb <= 200 for trial in search.trials)
 
 
-def test_a_limit_of_latency_is_kept_to():
+def test_a_limit_of_latency_is_met():
     service = _service_of(SimulatedOp(0.0, 20.0, 0.0))
     search = _searched(service, Goal(p99_ms=100), 10)
     assert search.best is not None
     assert search.best.p99_ms <= 100
 
 
-def test_where_nothing_is_within_the_limits_there_is_no_best():
+def test_without_settings_within_the_limits_there_is_no_best():
     search = _searched(_service_of(SimulatedOp(0.0, 20.0, 0.0)), Goal(p99_ms=1), 6)
     assert search.best is None
     assert search.trials
@@ -94,7 +94,7 @@ def test_latency_alone_may_be_the_goal():
     assert search.best.p99_ms < 0.1 * search.trials[0].p99_ms
 
 
-def test_settings_that_fail_are_told_and_their_like_left_alone():
+def test_settings_similar_to_failed_ones_are_not_tried():
     service = _service_of(SimulatedOp(5.0, 5.0, 0.0))
     search = Search(service.space, Goal(), (_SMALLEST,), 12)
     failed = 0
@@ -109,7 +109,7 @@ def test_settings_that_fail_are_told_and_their_like_left_alone():
     assert failed
 
 
-def test_a_service_of_which_nothing_goes_well_is_tried_once():
+def test_a_service_that_always_fails_is_tried_once():
     search = Search(_service_of(SimulatedOp(1.0, 1.0, 0.0)).space, Goal(), (_SMALLEST,), 12)
     settings = search.propose()
     assert settings is not None

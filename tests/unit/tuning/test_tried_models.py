@@ -20,7 +20,7 @@ def asks(path):
     return LoadRequest(path, b"{}")
 
 
-def test_the_models_of_a_load_are_those_of_its_paths():
+def test_the_models_of_a_load_are_derived_from_its_paths():
     paths = ("/v2/models/a/infer", "/a/prediction", "/v2/models/b/versions/2/generate")
     assert asked_models([asks(path) for path in (*paths, *paths)]) == ["a", "b"]
     with pytest.raises(ConfigError, match="no request"):
@@ -35,11 +35,11 @@ def test_the_models_of_a_load_are_those_of_its_paths():
         ("instance_group [ { count: 1 }, { count: 2 } ]", "groups"),
     ],
 )
-def test_what_is_left_as_it_is(text, held):
+def test_an_unsupported_model_is_held(text, held):
     assert held in tried_op(config(text)).held
 
 
-def test_what_a_model_has():
+def test_the_settings_of_a_model_are_read():
     alone = tried_op(config('name: "m" backend: "python" max_batch_size: 8'))
     assert (alone.concurrency, alone.batch_size, alone.in_processes) == (1, 1, True)
     assert (alone.takes_batches, alone.held) == (True, "")
@@ -53,7 +53,7 @@ def test_what_a_model_has():
     assert not tried_op(config("max_batch_size: 0")).takes_batches
 
 
-def test_settings_change_what_they_are_about_and_nothing_else():
+def test_settings_change_only_their_keys():
     before = config(
         "max_batch_size: 8 version_policy { all {} } "
         "instance_group [ { kind: KIND_CPU count: 1 } ] "
@@ -89,19 +89,19 @@ def counted(success, **batches):
     }
 
 
-def test_what_a_model_did_is_the_difference_of_its_statistics():
+def test_a_measurement_is_the_difference_of_statistics():
     before = counted(10, s1=(10, 10_000_000))
     after = counted(110, s1=(20, 30_000_000), s4=(20, 200_000_000))
-    found = measured(before, after, 50, 2.0)
-    assert found == OpMeasurement(2.0, 0.11, ((1.0, 2.0, 10.0), (4.0, 10.0, 20.0)))
+    result = measured(before, after, 50, 2.0)
+    assert result == OpMeasurement(2.0, 0.11, ((1.0, 2.0, 10.0), (4.0, 10.0, 20.0)))
 
 
-def test_what_has_not_changed_is_not_written(tmp_path):
+def test_unchanged_models_are_not_written(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "config.pbtxt").write_text('backend: "python" max_batch_size: 4')
     configs = {name: config(f'name: "{name}" max_batch_size: 4') for name in ("a", "b")}
     same, before, best = OpSettings(1, 1), OpSettings(1, 1), OpSettings(2, 4)
     files = advised_files([tmp_path], configs, (same, before), (same, best))
     assert list(files) == ["b/config.pbtxt"]
-    found = config(files["b/config.pbtxt"])
-    assert (found.backend, found.instance_group[0].count, found.name) == ("python", 2, "")
+    result = config(files["b/config.pbtxt"])
+    assert (result.backend, result.instance_group[0].count, result.name) == ("python", 2, "")

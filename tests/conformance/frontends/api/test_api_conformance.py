@@ -181,7 +181,7 @@ def ports(gateway_binary: Path, module_logs: None) -> Iterator[dict[str, int]]:
         yield {name: server.http_port for name, server in found.items()}
 
 
-def asked(port: int, case: Case) -> Answer:
+def answer_of(port: int, case: Case) -> Answer:
     with Connection(port) as connection:
         raw = request(case.body, *case.headers, path=case.path, method=case.method)
         connection.send(raw)
@@ -191,7 +191,7 @@ def asked(port: int, case: Case) -> Answer:
 @pytest.mark.parametrize("case", [*CASES, *OTHER_BODIES], ids=lambda case: case.name)
 @pytest.mark.parametrize("place", PLACES)
 def test_all_answer_as_the_table_says(ports: dict[str, int], place: str, case: Case):
-    answer = asked(ports[place], case)
+    answer = answer_of(ports[place], case)
     assert (answer.status, answer.headers["content-type"]) == (case.status, case.content_type)
     if isinstance(case.answer, bytes):
         assert answer.body == case.answer
@@ -218,19 +218,19 @@ def speaking(gateway_binary: Path, module_logs: None) -> Iterator[dict[str, int]
 @pytest.mark.parametrize("place", ["door", "gateway"])
 class TestStreams:
     def test_parts_are_events(self, speaking: dict[str, int], place: str):
-        answer = asked(speaking[place], ok("", {"n": 2}, None, headers=(JSON, EVENTS)))
+        answer = answer_of(speaking[place], ok("", {"n": 2}, None, headers=(JSON, EVENTS)))
         assert answer.headers["content-type"] == "text/event-stream"
         assert answer.body == (b'data: {"at":0}\n\ndata: {"at":1}\n\nevent: end\ndata: {}\n\n')
 
     def test_parts_are_lines(self, speaking: dict[str, int], place: str):
-        answer = asked(speaking[place], ok("", {"n": 3}, None, headers=(JSON, LINES)))
+        answer = answer_of(speaking[place], ok("", {"n": 3}, None, headers=(JSON, LINES)))
         assert [json.loads(line) for line in answer.body.splitlines()] == [
             {"at": 0}, {"at": 1}, {"at": 2},
         ]  # fmt: skip
 
     def test_an_error_behind_parts_is_the_last_event(self, speaking: dict[str, int], place: str):
         case = ok("", {"n": 2, "fails_at": 1}, None, headers=(JSON, EVENTS))
-        answer = asked(speaking[place], case)
+        answer = answer_of(speaking[place], case)
         assert answer.status == 200
         part, error, rest = answer.body.split(b"\n\n")
         assert (part, rest) == (b'data: {"at":0}', b"")
@@ -239,8 +239,8 @@ class TestStreams:
 
     def test_an_error_before_the_first_part_has_its_status(self, speaking, place: str):
         case = ok("", {"n": 2, "fails_at": 0}, None, headers=(JSON, EVENTS))
-        answer = asked(speaking[place], case)
+        answer = answer_of(speaking[place], case)
         assert (answer.status, answer.json["error"]["code"]) == (400, 52)
 
     def test_who_asks_for_one_answer_gets_one(self, speaking: dict[str, int], place: str):
-        assert asked(speaking[place], ok("", {"n": 3}, None)).json == {"at": 2}
+        assert answer_of(speaking[place], ok("", {"n": 3}, None)).json == {"at": 2}

@@ -30,7 +30,7 @@ def clients(request: Any) -> Iterator[tuple[openai.OpenAI, ...]]:
         yield tuple(stack.enter_context(client_of(stack.enter_context(one))) for one in servers)
 
 
-def said(text: str, stops: list[str]) -> tuple[str, bool]:
+def text_before_stop(text: str, stops: list[str]) -> tuple[str, bool]:
     """The text up to the stop that is there first as it grows, and whether there is one."""
     for end in range(len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
@@ -56,7 +56,7 @@ def texts_of(stream: Any, choices: int) -> list[str]:
 @given(parts=TEXTS, stops=STOPS, choices=st.integers(1, 3), is_chat=st.booleans())
 def test_the_text_is_that_of_the_parts_up_to_a_stop(clients, parts, stops, choices, is_chat):
     client = clients[2]
-    expected, is_cut = said("".join(parts), stops)
+    expected, is_cut = text_before_stop("".join(parts), stops)
     asked: dict[str, Any] = {"model": "echo", "n": choices, "stop": stops}
     if is_chat:
         create = client.chat.completions.create

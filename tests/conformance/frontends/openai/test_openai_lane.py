@@ -26,14 +26,14 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 JSON = "Content-Type: application/json"
 
 
-class SaysMuch(Says):
+class LongAnswers(Says):
     """Says a long text for prompts with `much` in them."""
 
     def answer(self, fields: Any) -> Any:
         return {"text": "long " * 40_000} if "much" in fields["prompt"] else super().answer(fields)
 
 
-OPS = {"one answer": SaysMuch, "parts": SaysParts}
+OPS = {"one answer": LongAnswers, "parts": SaysParts}
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def servers(module_logs: None) -> Iterator[dict[str, list[PipelineServer]]]:
         yield found
 
 
-def told(answer: Answer) -> Any:
+def comparable(answer: Answer) -> Any:
     """Status, headers and body of an answer, without what differs each time."""
     headers = {name: value for name, value in answer.headers.items() if name != "date"}
     text = answer.body.decode()
@@ -61,31 +61,31 @@ def told(answer: Answer) -> Any:
     return answer.status, text.count("\n"), text.count("[DONE]")
 
 
-def asked(path: str, *headers: str, **body: Any) -> bytes:
+def post_of(path: str, *headers: str, **body: Any) -> bytes:
     said = {"model": "echo", **body}
     return request(json.dumps(said).encode(), JSON, *headers, path=path)
 
 
 def chat(content: Any, **body: Any) -> bytes:
-    return asked(CHATS, messages=[{"role": "user", "content": content}], **body)
+    return post_of(CHATS, messages=[{"role": "user", "content": content}], **body)
 
 
 TEXT = '["a b", " c"]'
 CASES = {
-    "a completion": asked(COMPLETIONS, prompt=TEXT),
+    "a completion": post_of(COMPLETIONS, prompt=TEXT),
     "a chat": chat(TEXT),
-    "its arguments": asked(COMPLETIONS, prompt=TEXT, max_tokens=1, user="u", temperature=0.5),
-    "a stop": asked(COMPLETIONS, prompt=TEXT, stop=[" c", "b "]),
-    "two choices": asked(COMPLETIONS, prompt=TEXT, n=2),
-    "two prompts": asked(COMPLETIONS, prompt=[TEXT, TEXT]),
-    "a stream": asked(COMPLETIONS, prompt=TEXT, stream=True),
-    "a stream that is not a bool": asked(COMPLETIONS, prompt=TEXT, stream=1),
-    "a long text": asked(COMPLETIONS, prompt=json.dumps(["long " * 20_000, "more " * 10_000])),
+    "its arguments": post_of(COMPLETIONS, prompt=TEXT, max_tokens=1, user="u", temperature=0.5),
+    "a stop": post_of(COMPLETIONS, prompt=TEXT, stop=[" c", "b "]),
+    "two choices": post_of(COMPLETIONS, prompt=TEXT, n=2),
+    "two prompts": post_of(COMPLETIONS, prompt=[TEXT, TEXT]),
+    "a stream": post_of(COMPLETIONS, prompt=TEXT, stream=True),
+    "a stream that is not a bool": post_of(COMPLETIONS, prompt=TEXT, stream=1),
+    "a long text": post_of(COMPLETIONS, prompt=json.dumps(["long " * 20_000, "more " * 10_000])),
     "a long answer": chat('["much"]'),
     "a long answer that is cut": chat('["much"]', stop="uc"),
-    "no such model": asked(COMPLETIONS, model="none", prompt=TEXT),
-    "another kind": asked(COMPLETIONS, model="places", prompt=TEXT),
-    "no prompt": asked(COMPLETIONS),
+    "no such model": post_of(COMPLETIONS, model="none", prompt=TEXT),
+    "another kind": post_of(COMPLETIONS, model="places", prompt=TEXT),
+    "no prompt": post_of(COMPLETIONS),
     "an argument of another type": chat(TEXT, max_tokens="5"),
     "a tool": chat(TEXT, tools=[{"type": "function"}]),
     "no JSON": request(b"{", JSON, path=COMPLETIONS),
@@ -95,14 +95,14 @@ CASES = {
     "too deep": request(b'{"a":' * 300 + b"1" + b"}" * 300, JSON, path=COMPLETIONS),
     "no type": request(b'{"model":"echo","prompt":"[]"}', path=COMPLETIONS),
     "another type": request(b"{}", "Content-Type: text/plain", path=COMPLETIONS),
-    "time": asked(COMPLETIONS, "Grpc-Timeout: 30S", prompt=TEXT),
-    "no time": asked(COMPLETIONS, "Grpc-Timeout: 0n", prompt=TEXT),
-    "an invalid time": asked(COMPLETIONS, "Grpc-Timeout: x", prompt=TEXT),
+    "time": post_of(COMPLETIONS, "Grpc-Timeout: 30S", prompt=TEXT),
+    "no time": post_of(COMPLETIONS, "Grpc-Timeout: 0n", prompt=TEXT),
+    "an invalid time": post_of(COMPLETIONS, "Grpc-Timeout: x", prompt=TEXT),
     "another method": request(method="GET", path=COMPLETIONS),
-    "a product's error": asked(COMPLETIONS, prompt="product"),
-    "an error": asked(COMPLETIONS, prompt="raise"),
-    "too large": asked(COMPLETIONS, prompt="[" + '"x", ' * 80_000 + '"x"]'),
-    "embeddings": asked("/v1/embeddings", input="a"),
+    "a product's error": post_of(COMPLETIONS, prompt="product"),
+    "an error": post_of(COMPLETIONS, prompt="raise"),
+    "too large": post_of(COMPLETIONS, prompt="[" + '"x", ' * 80_000 + '"x"]'),
+    "embeddings": post_of("/v1/embeddings", input="a"),
 }  # fmt: skip
 PAIRS = [
     (kind, name)
@@ -118,10 +118,10 @@ def test_answers_are_the_same(servers, kind, name):
     for server in servers[kind]:
         with Connection(server.http_port) as connection:
             connection.send(CASES[name])
-            heard.append([told(connection.answer())])
+            heard.append([comparable(connection.answer())])
             if name != "too large":  # which may end the connection
                 connection.send(CASES["a completion"])
-                heard[-1].append(told(connection.answer()))
+                heard[-1].append(comparable(connection.answer()))
     assert heard[0] == heard[1]
     assert heard[0][-1][0] == (413 if name == "too large" else 200)
 
@@ -147,6 +147,6 @@ def test_the_official_client_takes_the_lane(servers, monkeypatch):
 def test_who_leaves_the_lane_closes_the_generator():
     with openai_server(SaysParts(), dag={"max_parts": 10**9}) as server:
         with Connection(server.http_port) as connection:
-            connection.send(asked(COMPLETIONS, prompt="lane"))
+            connection.send(post_of(COMPLETIONS, prompt="lane"))
             wait_until_begun("lane")
         assert became_of("lane") == ["closed"]

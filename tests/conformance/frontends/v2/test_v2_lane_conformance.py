@@ -137,7 +137,7 @@ def id_of(answer: Answer) -> Any:
     return json.loads(answer.body[: int(length)] if length else answer.body)["id"]
 
 
-def seen(answer: Answer) -> tuple[int, dict[str, str], bytes]:
+def comparable(answer: Answer) -> tuple[int, dict[str, str], bytes]:
     """Return what has to be the same; a request's number is its own."""
     body = answer.body
     if b"(data_id=" in body:
@@ -154,11 +154,11 @@ def test_the_lane_answers_as_what_is_beside_it(server: PipelineServer, row: Row)
     assert port is not None
     with Connection(port) as beside:
         beside.send(request(body, *headers, BESIDE, path=path))
-        expected = seen(beside.answer())
+        expected = comparable(beside.answer())
     with Connection(port) as lane:
         for _ in range(4):  # its form is known from the third on
             lane.send(request(body, *headers, path=path))
-            assert seen(lane.answer()) == expected
+            assert comparable(lane.answer()) == expected
 
 
 def test_usual_requests_are_in_the_lane_and_unusual_ones_are_not(
@@ -232,7 +232,7 @@ def test_mutations_are_answered_as_beside_the_lane(
         headers = () if told is None else (f"{LENGTH}: {told}",)
         lane.send(request(body, *headers, path=path_of("svc")))
         beside.send(request(body, *headers, BESIDE, path=path_of("svc")))
-        assert seen(lane.answer()) == seen(beside.answer()), body
+        assert comparable(lane.answer()) == comparable(beside.answer()), body
         lane.close()
         lane = Connection(server.http_port)
         lane.send(request(usual, path=path_of("svc")))  # so that its form is known

@@ -119,7 +119,7 @@ async def test_others_join_between_steps_and_finished_ones_leave():
         for sink in (long, *short):
             assert await sink.ended() is None
         assert op.sizes == [1, 3, 2, 1, 1]
-        assert [each.texts for each in (long, *short)] == [list("01234"), list("01"), list("0")]
+        assert [item.texts for item in (long, *short)] == [list("01234"), list("01"), list("0")]
 
 
 class Seats(IterativeScheduler):
@@ -141,7 +141,7 @@ async def test_a_scheduler_that_a_script_registers_may_step_as_ours_does(monkeyp
 
 
 @on_loop
-async def test_no_more_are_under_way_than_batch_size():
+async def test_at_most_batch_size_requests_are_in_a_step():
     async with serving(steps(), **BATCHED) as streams:
         sinks = [streams.begin(n=4) for _ in range(11)]
         for sink in sinks:
@@ -151,7 +151,7 @@ async def test_no_more_are_under_way_than_batch_size():
 
 
 @on_loop
-async def test_who_has_no_room_sits_out_and_keeps_its_place():
+async def test_a_request_without_room_skips_steps_and_retains_its_place():
     config = {**BATCHED, "dag": {"stream_window": 2}}
     async with serving(steps(), **config) as streams:
         slow = streams.begin(PartsSink(takes_at_once=False), n=5)
@@ -167,7 +167,7 @@ async def test_who_has_no_room_sits_out_and_keeps_its_place():
 
 
 @on_loop
-async def test_a_request_that_is_cancelled_leaves_and_its_state_goes():
+async def test_a_cancelled_request_leaves_and_its_state_is_released():
     config = {**BATCHED, "dag": {"stream_window": 2}}
     async with serving(steps(), **config) as streams:
         gone = streams.begin(PartsSink(takes_at_once=False), n=10**9)
@@ -183,7 +183,7 @@ async def test_a_request_that_is_cancelled_leaves_and_its_state_goes():
 
 
 @on_loop
-async def test_a_request_that_is_cancelled_in_a_step_is_not_in_the_next_one():
+async def test_a_request_cancelled_during_a_step_is_not_in_the_next_one():
     async with serving(steps(), **BATCHED) as streams:
         await streams.begin(n=1).ended()
         op = SEEN["Steps"]
@@ -270,9 +270,9 @@ async def test_a_request_stays_with_its_worker():
         for sink in sinks:
             assert await sink.ended() is None
             assert len(sink.texts) == 30
-        found = SEEN["Steps"].workers_of.values()
-        assert all(len(threads) == 1 for threads in found)
-        assert len(set.union(*found)) == 3
+        values = SEEN["Steps"].workers_of.values()
+        assert all(len(threads) == 1 for threads in values)
+        assert len(set.union(*values)) == 3
 
 
 class Hangs(Steps):
@@ -286,7 +286,7 @@ HANG = threading.Event()
 
 
 @on_loop
-async def test_a_step_that_hangs_ends_those_in_it_and_others_go_on():
+async def test_a_hanging_step_ends_its_requests_and_others_continue():
     HANG.clear()
     config = {
         "dag": {"stream_window": 1},
@@ -366,7 +366,7 @@ class Generates(Op):
 
 
 @on_loop
-async def test_what_cannot_be_stepped_is_refused_at_the_start():
+async def test_an_op_without_steps_is_refused_at_the_start():
     config = {"op": {"x": {"batching": "iterative"}}}
     for op, text in (
         (Generates("x", [RequestOp()]), "generator"),
@@ -378,7 +378,7 @@ async def test_what_cannot_be_stepped_is_refused_at_the_start():
 
 
 @on_loop
-async def test_whatever_callers_do_every_request_ends_and_nothing_is_left():
+async def test_random_requests_all_end_and_leave_nothing():
     random = Random(7)
     op = {**BATCHED["op"]["Steps"], "concurrency": 2}
     async with serving(steps(), dag={"stream_window": 3}, op={"Steps": op}) as streams:

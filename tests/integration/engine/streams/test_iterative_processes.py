@@ -52,7 +52,7 @@ class Steps(Op):
                     Event().wait(60)
         for each in context:
             each.state["at"] += 1
-        at = np.array([each.state["at"] for each in context])
+        at = np.array([item.state["at"] for item in context])
         return {"at": at - 1, "done": at >= feed["n"]}
 
     def postprocess(self, input_dicts, fetch_dict):
@@ -111,7 +111,7 @@ async def test_a_step_is_an_execution_as_in_threads():
 
 
 @on_loop
-async def test_who_reads_slowly_sits_out_and_who_leaves_gives_up_the_place():
+async def test_a_slow_reader_skips_steps_and_a_cancelled_one_frees_its_place():
     one = config(batch_size=1)
     async with serving(Steps(), workers="process", dag={"stream_window": 2}, **one) as streams:
         slow = streams.begin(PartsSink(takes_at_once=False), n=10**9)
@@ -128,7 +128,7 @@ async def test_who_reads_slowly_sits_out_and_who_leaves_gives_up_the_place():
 @on_loop
 async def test_the_error_of_one_does_not_end_the_others(does):
     async with serving(Steps(), workers="process", **config()) as streams:
-        sinks = [streams.begin(n=4, does=each) for each in ("", does, "")]
+        sinks = [streams.begin(n=4, does=item) for item in ("", does, "")]
         ends = [await sink.ended() for sink in sinks]
         assert [end is None for end in ends] == [True, False, True]
         assert does in ends[1].err_msg
@@ -137,7 +137,7 @@ async def test_the_error_of_one_does_not_end_the_others(does):
 
 
 @on_loop
-async def test_a_process_that_dies_ends_those_under_way_there_and_others_go_on():
+async def test_a_process_that_dies_ends_its_requests_and_others_continue():
     many = config(batch_size=1, concurrency=2)
     async with serving(Steps(), workers="process", **many) as streams:
         other = streams.begin(PartsSink(takes_at_once=False), n=40)
@@ -169,7 +169,7 @@ async def test_a_step_that_hangs_has_its_process_replaced():
 
 
 @on_loop
-async def test_whatever_callers_do_every_request_ends_and_nothing_is_left():
+async def test_random_requests_all_end_and_leave_nothing():
     random = Random(11)
     two = config(concurrency=2)
     async with serving(Steps(), workers="process", dag={"stream_window": 3}, **two) as streams:
@@ -210,7 +210,7 @@ class Holds(Steps):
 
 
 @on_loop
-async def test_who_takes_the_place_of_one_whose_part_cannot_be_sent_makes_each_step_once():
+async def test_the_successor_of_an_unsendable_request_makes_each_step_once():
     async with serving(Holds(), workers="process", **config()) as streams:
         for _ in range(3):
             holds = streams.begin(n=9, does="hold")

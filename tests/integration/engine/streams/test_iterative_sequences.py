@@ -46,10 +46,15 @@ class Sums(Op):
             each.state["at"] = each.state.get("at", 0) + 1
             if dies and each.state["at"] == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
-        told = [[each.sequence.id, each.sequence.start, each.sequence.slot] for each in context]
+        reported = [[item.sequence.id, item.sequence.start, item.sequence.slot] for item in context]
         sums = feed["before"] + feed["x"]
-        at = np.array([each.state["at"] for each in context])
-        return {"after": sums, "told": np.array(told), "sum": sums, "done": at >= feed["n"][:, 0]}
+        at = np.array([item.state["at"] for item in context])
+        return {
+            "after": sums,
+            "told": np.array(reported),
+            "sum": sums,
+            "done": at >= feed["n"][:, 0],
+        }
 
     def postprocess(self, input_dicts, fetch_dict):
         assert "after" not in fetch_dict
@@ -71,7 +76,7 @@ def steps(texts):
 
 @KINDS
 @on_loop
-async def test_each_request_is_a_sequence_with_a_number_a_slot_and_a_state(workers):
+async def test_each_request_is_a_sequence_with_an_id_a_slot_and_a_state(workers):
     async with serving(Sums(), workers=workers, **config()) as streams:
         counts = (30, 1, 17, 40, 5, 9, 2)
         sinks = [streams.begin(n=n, x=number) for number, n in enumerate(counts, 1)]
@@ -88,7 +93,7 @@ async def test_each_request_is_a_sequence_with_a_number_a_slot_and_a_state(worke
 
 @KINDS
 @on_loop
-async def test_who_takes_one_answer_has_all_parts_of_its_sequence(workers):
+async def test_a_unary_request_gets_all_parts_of_its_sequence(workers):
     async with serving(Sums(), workers=workers, **config()) as streams:
         answers = await asyncio.gather(*(streams.combined(n=6, x=x) for x in (1, 2, 3)))
     for x, answer in zip((1, 2, 3), answers, strict=True):
@@ -128,7 +133,7 @@ class Caller(Op):
     """Says what its context has of a sequence."""
 
     def process(self, feed_batch, *, context):
-        said = [f"{each.sequence_id}/{each.sequence}" for each in context]
+        said = [f"{item.sequence_id}/{item.sequence}" for item in context]
         return {"said": np.array(said), "done": np.array([True] * len(said))}
 
     def postprocess(self, input_dicts, fetch_dict):
@@ -136,7 +141,7 @@ class Caller(Op):
 
 
 @on_loop
-async def test_without_sequence_there_is_none():
+async def test_without_sequence_there_is_no_sequence():
     keys = {"op": {"c": {"batching": "iterative"}}}
     async with serving(Caller("c", input_ops=[RequestOp()]), **keys) as streams:
         sink = streams.begin(n=1)

@@ -16,8 +16,8 @@ from pipeline.errors import ErrorCode, PredictorUnavailableError
 
 
 @on_loop
-async def test_what_preprocess_left_on_self_is_there_when_a_generator_goes_on():
-    class Keeps(Op):
+async def test_attributes_set_by_preprocess_are_present_when_a_generator_continues():
+    class StoresName(Op):
         def preprocess(self, input_dicts, data_id, log_id):
             (answer,) = input_dicts.values()
             self.who = answer["who"]
@@ -30,7 +30,7 @@ async def test_what_preprocess_left_on_self_is_there_when_a_generator_goes_on():
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
             return {"text": fetch_data["text"] + self.who}
 
-    async with serving(Keeps("keeps", RequestOp()), dag={"stream_window": 1}) as streams:
+    async with serving(StoresName("keeps", RequestOp()), dag={"stream_window": 1}) as streams:
         sinks = [streams.begin(PartsSink(False), who=who) for who in "abc"]
         for count in (1, 2, 3):
             for sink in sinks:
@@ -44,14 +44,14 @@ async def test_what_preprocess_left_on_self_is_there_when_a_generator_goes_on():
 
 @on_loop
 async def test_a_generator_may_ask_for_its_context():
-    class Asks(Op):
+    class ReadsContext(Op):
         def process(self, feed_batch, typical_logid, *, context):
             (request,) = context
             while not request.is_cancelled():
                 yield {"text": str(request.data_id)}
             self.seen.append("left")
 
-    op = Asks("asks", RequestOp())
+    op = ReadsContext("asks", RequestOp())
     op.seen = []
     async with serving(op) as streams:
         sink = streams.begin(PartsSink())
@@ -64,12 +64,12 @@ async def test_a_generator_may_ask_for_its_context():
 
 @on_loop
 async def test_a_hook_of_a_streaming_postprocess_gets_the_context_of_its_request():
-    class Asks(Op):
+    class ReadsContext(Op):
         def postprocess(self, input_dicts, fetch_data, *, context):
             for _ in range(2):
                 yield {"text": str(context.data_id)}
 
-    async with serving(Asks("asks", RequestOp()), dag={"stream_window": 1}) as streams:
+    async with serving(ReadsContext("asks", RequestOp()), dag={"stream_window": 1}) as streams:
         sinks = [streams.begin() for _ in range(3)]
         for sink in sinks:
             assert await sink.ended() is None
@@ -77,7 +77,7 @@ async def test_a_hook_of_a_streaming_postprocess_gets_the_context_of_its_request
 
 
 @on_loop
-async def test_a_call_that_may_succeed_later_is_made_again_before_the_first_part():
+async def test_a_retryable_call_is_repeated_before_the_first_part():
     class Flaky(Op):
         def process(self, feed_batch, log_id):
             self.calls.append(1)
@@ -120,7 +120,7 @@ async def test_a_generator_that_hangs_before_its_first_part_starts_again(where):
 
 
 @on_loop
-async def test_an_async_generator_that_waits_for_ever_is_ended_when_its_caller_leaves():
+async def test_an_async_generator_that_waits_forever_is_closed_after_a_cancellation():
     ended = asyncio.Event()
 
     class Waits(Op):
@@ -163,7 +163,7 @@ async def test_a_server_that_stops_answers_open_streams_and_closes_their_generat
 
 
 @on_loop
-async def test_a_generator_that_cannot_be_closed_harms_nobody():
+async def test_a_generator_that_cannot_be_closed_does_not_affect_others():
     class Stubborn(Op):
         def process(self, feed_batch, log_id):
             try:
@@ -181,7 +181,7 @@ async def test_a_generator_that_cannot_be_closed_harms_nobody():
 
 
 @on_loop
-async def test_who_wants_no_response_gets_the_data_of_each_part():
+async def test_a_target_without_response_gets_the_data_of_each_part():
     class Data(PartsSink):
         def add(self, answers):
             assert all(isinstance(answer, ChannelData) for answer in answers)

@@ -65,7 +65,7 @@ async def test_an_async_generator_streams():
 
 @pytest.mark.parametrize("is_async", [False, True])
 @on_loop
-async def test_postprocess_may_stream_what_process_has(is_async):
+async def test_postprocess_may_stream_the_result_of_process(is_async):
     class Letters(Op):
         def process(self, feed_batch, log_id):
             return {"word": [feed["text"][::-1] for feed in feed_batch]}
@@ -105,7 +105,7 @@ async def test_a_part_passes_the_ops_behind_in_order_and_each_once():
 
 
 @on_loop
-async def test_a_join_repeats_what_is_no_stream():
+async def test_a_join_repeats_an_input_without_stream():
     read = RequestOp()
     once = Mark("once", [Mark("", read)])
     last = Mark("j", [Count("count", read), once])
@@ -138,7 +138,7 @@ def test_two_streams_do_not_meet():
         start()
 
 
-def test_who_gathers_has_something_to():
+def test_an_op_that_gathers_must_read_a_stream():
     @on_loop
     async def start():
         async with serving(Mark("g", RequestOp(), gather=True)):
@@ -227,7 +227,7 @@ class Rows(Op):
 
 
 @on_loop
-async def test_without_batches_what_is_yielded_is_the_part():
+async def test_without_batches_each_yielded_value_is_a_part():
     class Done(Op):
         def process(self, feed_batch):
             for number in range(2):
@@ -241,7 +241,7 @@ async def test_without_batches_what_is_yielded_is_the_part():
 
 @pytest.mark.parametrize("how", ["done", "none"])
 @on_loop
-async def test_a_batch_goes_on_for_those_that_have_not_ended(how):
+async def test_a_batch_continues_for_requests_that_have_not_ended(how):
     op = Rows("rows", RequestOp(), batch_size=4, auto_batching_timeout=10000)
     op.how = how
     async with serving(op) as streams:
@@ -252,7 +252,7 @@ async def test_a_batch_goes_on_for_those_that_have_not_ended(how):
 
 
 @on_loop
-async def test_a_caller_who_leaves_a_batch_keeps_its_row_and_gets_nothing():
+async def test_a_cancelled_request_of_a_batch_retains_its_row_and_gets_nothing():
     op = Rows("rows", RequestOp(), batch_size=2, auto_batching_timeout=10000)
     async with serving(op, dag={"stream_window": 2}) as streams:
         leaves, stays = streams.begin(PartsSink(False), n=9), streams.begin(n=5)
@@ -301,7 +301,7 @@ class Endless(Op):
 
 
 @on_loop
-async def test_a_reader_who_takes_nothing_stops_the_generator():
+async def test_a_reader_that_takes_no_parts_stops_the_generator():
     op = Endless("endless", RequestOp())
     async with serving(op, dag={"stream_window": 4}) as streams:
         slow = streams.begin(PartsSink(False))
@@ -318,7 +318,7 @@ async def test_a_reader_who_takes_nothing_stops_the_generator():
 
 
 @on_loop
-async def test_a_slice_that_was_cut_off_goes_on_while_there_is_room_for_one():
+async def test_a_slice_that_was_cut_off_continues_while_there_is_room():
     """Its reader has taken nothing: it waits for a whole window."""
 
     class Stalls(Op):
@@ -397,7 +397,7 @@ async def test_a_new_stream_waits_for_few_turns_of_each_of_the_others():
 
 
 @on_loop
-async def test_a_caller_who_leaves_closes_the_generator():
+async def test_a_cancellation_closes_the_generator():
     op = Endless("endless", RequestOp())
     async with serving(op) as streams:
         sink = streams.begin(PartsSink(False))
@@ -429,7 +429,7 @@ async def test_an_async_generator_is_closed_too():
 
 
 @on_loop
-async def test_an_error_in_the_middle_comes_behind_the_parts():
+async def test_an_error_in_the_middle_follows_the_parts():
     class Breaks(Op):
         def process(self, feed_batch, log_id):
             yield {"text": "a"}
@@ -444,7 +444,7 @@ async def test_an_error_in_the_middle_comes_behind_the_parts():
 
 
 @on_loop
-async def test_an_error_of_an_op_behind_ends_the_stream_and_closes_the_generator():
+async def test_an_error_of_a_later_op_ends_the_stream_and_closes_the_generator():
     class Refuses(Mark):
         def preprocess(self, input_dicts, data_id, log_id):
             if input_dicts["endless"]["text"] == "5":
@@ -479,7 +479,7 @@ async def test_a_branch_that_fails_does_not_hold_the_others_back():
 
 
 @on_loop
-async def test_what_is_no_answer_is_an_error():
+async def test_an_invalid_part_is_an_error():
     class Wrong(Op):
         def process(self, feed_batch, log_id):
             yield {"text": "a"}
@@ -531,14 +531,14 @@ async def test_a_generator_that_hangs_is_given_up(workers):
 
 
 @on_loop
-async def test_who_takes_one_answer_gets_the_parts_as_one():
+async def test_a_unary_request_gets_the_parts_as_one_answer():
     async with serving(Count("count", RequestOp())) as streams:
         answer = await streams.combined(n=30)
         assert list(answer.value) == ["".join(numbers(30))]
 
 
 @on_loop
-async def test_a_response_op_may_combine_in_its_own_way():
+async def test_a_response_op_may_combine_parts_itself():
     response_op = ResponseOp(
         [Count("count", RequestOp())], combine=lambda parts: {"text": f"{len(parts)} parts"}
     )
@@ -594,7 +594,7 @@ async def test_an_op_gathers_so_much_and_no_more(key, config):
 
 
 @on_loop
-async def test_what_an_op_that_gathers_too_much_reads_is_closed_at_once():
+async def test_a_stream_with_too_many_gathered_parts_is_closed_at_once():
     """The request itself waits for another Op."""
     may_go = Event()
 
@@ -608,8 +608,8 @@ async def test_what_an_op_that_gathers_too_much_reads_is_closed_at_once():
     class Together(Endless):
         def process(self, feed_batch, log_id):
             begun[self.name].set()
-            for each in begun.values():  # else the other one might not be there to be closed
-                each.wait(20)
+            for item in begun.values():  # else the other one might not be there to be closed
+                item.wait(20)
             yield from super().process(feed_batch, log_id)
 
     read = RequestOp()
@@ -670,7 +670,7 @@ async def test_a_part_that_is_overdue_ends_the_stream(before, key):
 
 
 @on_loop
-async def test_a_reader_who_takes_its_time_is_not_overdue():
+async def test_a_slow_reader_is_not_a_timeout():
     async with serving(
         Endless("endless", RequestOp()), dag={"part_timeout": 20_000, "stream_window": 2}
     ) as streams:
@@ -697,7 +697,7 @@ async def test_the_deadline_of_a_request_ends_its_stream():
 
 
 @on_loop
-async def test_parts_are_taken_down_for_the_pipeline_and_for_the_op_that_makes_them():
+async def test_parts_are_recorded_for_the_pipeline_and_for_their_op():
     async with serving(Mark("m", Count("count", RequestOp()))) as streams:
         assert await streams.begin(n=3).ended() is None
         streams.journal.flush()
@@ -713,7 +713,7 @@ async def test_parts_are_taken_down_for_the_pipeline_and_for_the_op_that_makes_t
 
 
 @on_loop
-async def test_for_who_takes_one_answer_the_pipeline_has_no_parts():
+async def test_a_unary_request_has_no_parts_of_the_pipeline():
     async with serving(Count("count", RequestOp())) as streams:
         await streams.combined(n=3)
         streams.journal.flush()
@@ -721,7 +721,7 @@ async def test_for_who_takes_one_answer_the_pipeline_has_no_parts():
 
 
 @on_loop
-async def test_a_stream_that_is_left_or_fails_is_taken_down_as_that():
+async def test_the_outcome_of_a_cancelled_or_failed_stream_is_recorded():
     class Breaks(Op):
         def process(self, feed_batch, log_id):
             yield {"text": "a"}
@@ -749,7 +749,7 @@ class Leads(Count):
         return Goto(fetch_data, "m" if fetch_data["text"] == "0" else "x")
 
 
-class Says(Count):
+class EndsWithSecondPart(Count):
     """Its second part is the last one."""
 
     def postprocess(self, input_dicts, fetch_data, data_id, log_id):
@@ -775,7 +775,9 @@ class Decides(Mark):
 )
 @on_loop
 async def test_a_stream_that_is_cut_has_one_span_as_it_ended(graph, outcome):
-    maker = {"lost way": Leads, "says the last": Says}.get(graph, Endless)("maker", RequestOp())
+    maker = {"lost way": Leads, "says the last": EndsWithSecondPart}.get(graph, Endless)(
+        "maker", RequestOp()
+    )
     last = {"lost way": Mark, "others end it": Decides}.get(graph)
     async with serving(maker if last is None else last("m", maker)) as streams:
         sink = streams.begin(timeout_s=0.3 if graph == "late" else None, n=5)
@@ -807,7 +809,7 @@ async def test_the_edges_behind_a_stream_count_its_parts():
 
 
 @on_loop
-async def test_each_part_may_go_its_own_way():
+async def test_each_part_may_have_its_own_target():
     class Sorts(Count):
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
             return Goto(fetch_data, "odd" if int(fetch_data["text"]) % 2 else "even")
@@ -824,7 +826,7 @@ async def test_each_part_may_go_its_own_way():
 
 @pytest.mark.parametrize("kept", [["d1", "d40"], []])
 @on_loop
-async def test_parts_that_go_nowhere_are_left_out(kept):
+async def test_parts_without_a_target_are_dropped(kept):
     class Drops(Mark):
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
             return fetch_data if fetch_data["text"] in kept else Goto(fetch_data)
@@ -837,7 +839,7 @@ async def test_parts_that_go_nowhere_are_left_out(kept):
 
 
 @on_loop
-async def test_nothing_is_kept_for_who_comes_second_where_the_first_ends_the_request():
+async def test_no_parts_are_held_for_a_second_branch_when_the_first_ends_the_request():
     class Past(Count):
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
             return Goto(fetch_data, "words")
@@ -894,7 +896,7 @@ async def test_an_answer_is_the_last_part():
 
 
 @on_loop
-async def test_who_is_sent_past_a_stream_has_one_part():
+async def test_a_request_that_bypasses_a_stream_has_one_part():
     class Chooses(Mark):
         def postprocess(self, input_dicts, fetch_data, data_id, log_id):
             return Goto({"n": 3, "text": "c"}, fetch_data["text"].removeprefix("c"))
@@ -912,11 +914,11 @@ async def test_who_is_sent_past_a_stream_has_one_part():
 
 @on_loop
 async def test_a_hook_before_the_generator_may_answer():
-    class Knows(Count):
+    class AnswersInPreprocess(Count):
         def preprocess(self, input_dicts, data_id, log_id):
             return Answer({"text": "known"})
 
-    async with serving(Mark("m", Knows("knows", RequestOp()))) as streams:
+    async with serving(Mark("m", AnswersInPreprocess("knows", RequestOp()))) as streams:
         sink = streams.begin(n=3)
         assert await sink.ended() is None
         assert sink.texts == ["known"]

@@ -119,7 +119,7 @@ def test_credit_is_read_however_many_requests_wait_for_it(server):
         refused = socket.next()
         assert (refused["request"], refused["error"]["name"]) == (128, "OVERLOADED")
         socket.say(credit=128)
-        ended = {each["request"] for each in answers(socket, 256) if "end" in each}
+        ended = {answer["request"] for answer in answers(socket, 256) if "end" in answer}
         assert ended == set(range(128))
 
 
@@ -190,14 +190,14 @@ def test_a_slow_reader_stops_the_generator(server):
         (masked(8), 1000),
     ],
 )
-def test_what_breaks_the_protocol_closes_the_connection(server, data, code):
+def test_a_violation_of_the_protocol_closes_the_connection(server, data, code):
     with web_socket(server.http_port, PATH) as socket:
         socket.raw(data)
         assert socket.next()[0] == code
         assert socket.frame() is None
 
 
-def test_a_caller_that_goes_on_sending_is_cut_off(server, monkeypatch):
+def test_a_client_that_continues_to_send_is_disconnected(server, monkeypatch):
     monkeypatch.setattr(connection, "_LINGER_TIMEOUT_S", 0.05)
     with web_socket(server.http_port, PATH) as socket:
         socket.raw(b"\x81\x01a")
@@ -236,7 +236,7 @@ def test_a_page_of_the_server_itself_may_ask(server):
         assert socket.status == 101
 
 
-def test_a_server_that_stops_says_so_behind_what_it_has_begun():
+def test_a_stopping_server_closes_a_socket_after_running_requests():
     with server_for(Counts()) as running:
         socket = web_socket(running.http_port, f"{PATH}?credit=0")
         opened = socket.__enter__()
@@ -255,7 +255,7 @@ def test_a_server_that_stops_says_so_behind_what_it_has_begun():
         socket.__exit__(None, None, None)
 
 
-def test_the_gateway_says_where_to_ask(gateway_binary):
+def test_the_gateway_refuses_websockets_with_advice(gateway_binary):
     with (
         server_for(Counts(), edge="gateway") as running,
         web_socket(running.http_port, PATH) as socket,
@@ -299,4 +299,4 @@ def test_a_connection_is_a_sequence():
             socket.say(data={"n": n})
         socket.say(data={"n": 4, "sequence_end": True})
         said = [socket.next() for _ in range(6)]
-    assert [each["data"]["sum"] for each in said if "data" in each] == [1, 3, 7]
+    assert [item["data"]["sum"] for item in said if "data" in item] == [1, 3, 7]

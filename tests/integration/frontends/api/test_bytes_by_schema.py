@@ -24,13 +24,13 @@ class Ask(pipeline.Schema):
     maybe: bytes | None = None
 
 
-class Says(Op):
+class ReturnsBytes(Op):
     """Answers with the bytes that it was given."""
 
     def preprocess(self, input_dicts: Any, data_id: int = 0, log_id: int = 0) -> Any:
         (asked,) = input_dicts.values()
         scans = [page.scan for page in asked["pages"]]
-        assert {bytes} >= {type(each) for each in [asked["image"], *asked["parts"], *scans]}
+        assert {bytes} >= {type(item) for item in [asked["image"], *asked["parts"], *scans]}
         return {**asked, "pages": scans}, False, None, ""
 
     def postprocess(self, input_data: Any, fetch_data: Any, *args: Any) -> Any:
@@ -39,7 +39,7 @@ class Says(Op):
 
 @pytest.fixture(scope="module")
 def server():
-    with server_for(Says("says", [RequestOp(schema=Ask)])) as server:
+    with server_for(ReturnsBytes("says", [RequestOp(schema=Ask)])) as server:
         yield server
 
 
@@ -62,7 +62,7 @@ LONG = "A" * 100_001
         ({"maybe": "?"}, f"maybe: expected bytes | null, found str '?': {BROKEN}"),
     ],
 )  # fmt: skip
-def test_what_is_no_base64_is_told_by_its_path(server, fields, message):
+def test_invalid_base64_is_refused_with_its_path(server, fields, message):
     status, answer = post(server, fields, "/api/svc")
     assert status == 400
     assert answer["error"]["code"] == 8000
@@ -71,7 +71,7 @@ def test_what_is_no_base64_is_told_by_its_path(server, fields, message):
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 1_000_000])
-def test_base64_goes_in_and_comes_out(server, size):
+def test_base64_is_accepted_and_returned(server, size):
     text = base64.b64encode(bytes(range(256)) * (size // 256) + b"x" * (size % 256)).decode()
     fields = {"image": text, "parts": [text, ""], "pages": [{"scan": text}], "maybe": None}
     assert post(server, fields, "/api/svc") == (200, {**fields, "pages": [text]})

@@ -39,7 +39,7 @@ def references_in(value: Any) -> set[str]:
     return set().union(*map(references_in, value)) if isinstance(value, list) else set()
 
 
-def test_the_document_says_what_the_server_takes_and_answers(base):
+def test_the_document_matches_the_server(base):
     status, headers, body = ask(f"{base}/openapi.json")
     assert status == 200
     assert headers["content-type"] == "application/json"
@@ -83,7 +83,7 @@ def test_fields_of_a_form_are_text_that_the_schema_converts(base):
     assert json.loads(answer)["said"] == "hmhm"
 
 
-def test_the_page_comes_with_its_files_and_from_nowhere_else(base):
+def test_the_page_loads_only_its_own_files(base):
     status, headers, body = ask(f"{base}/docs")
     assert status == 200
     assert headers["content-type"] == "text/html; charset=utf-8"
@@ -111,18 +111,18 @@ def test_other_methods_are_refused(base, path):
 
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/docs.js"])
 def test_head_is_answered_as_get_without_a_body(base, path):
-    told = {}
+    reported = {}
     for method in ("GET", "HEAD"):
         with urllib.request.urlopen(
             urllib.request.Request(f"{base}{path}", method=method)
         ) as answer:
             headers = {name.lower(): value for name, value in answer.headers.items()}
             headers.pop("date")
-            told[method] = (answer.status, headers, answer.read())
-    status, headers, body = told["GET"]
+            reported[method] = (answer.status, headers, answer.read())
+    status, headers, body = reported["GET"]
     assert headers["content-length"] == str(len(body))
     assert body
-    assert told["HEAD"] == (status, headers, b"")
+    assert reported["HEAD"] == (status, headers, b"")
 
 
 def test_a_pipeline_that_streams_is_described_so():

@@ -86,7 +86,7 @@ def test_of_a_stream(workers: str):
         assert op_of(server, {"x": 1}) == "counts"
 
 
-def test_of_an_op_whose_time_is_over():
+def test_a_timeout_names_its_op():
     op = Sleeps("sleeps", [RequestOp()], timeout=100)
     op.gate = threading.Event()
     try:

@@ -32,7 +32,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Any:
 ASKED = {"x": [[1, 2.5]], "word": "a", "n": [3]}
 
 
-def test_lists_and_numbers_become_what_the_model_takes(client: TestClient) -> None:
+def test_lists_and_numbers_are_converted_to_the_inputs_of_the_model(client: TestClient) -> None:
     answer = client.post("/api/svc", json=ASKED)
     assert (answer.status, answer.json()) == (
         200,
@@ -52,7 +52,7 @@ def test_lists_and_numbers_become_what_the_model_takes(client: TestClient) -> No
         ({"n": [2.5]}, "feed 'n' has dtype float64"),
     ],
 )
-def test_what_does_not_fit_is_the_caller_s_mistake(
+def test_an_invalid_input_is_a_client_error(
     client: TestClient, changed: dict[str, Any], text: str
 ) -> None:
     answer = client.post("/api/svc", json=ASKED | changed)
@@ -71,6 +71,6 @@ def test_the_document_has_the_model_s_types(client: TestClient) -> None:
         "description": "FP32 [any, 2]",
     }
     assert asked["schema"]["required"] == ["x", "word", "n"]
-    told = post["responses"]["200"]["content"]["application/json"]["schema"]
-    assert list(told["properties"]) == ["x_out", "word_out", "n_out"]
+    reported = post["responses"]["200"]["content"]["application/json"]["schema"]
+    assert list(reported["properties"]) == ["x_out", "word_out", "n_out"]
     assert client.post("/api/svc", json={**asked["example"], "word": "a"}).status == 200

@@ -26,7 +26,7 @@ def test_without_an_http_port_it_can():
         assert server.rpc_port
 
 
-def test_own_methods_read_and_write_what_says_the_same():
+def test_custom_pack_and_unpack_get_equal_pairs_and_tensors():
     heard = []
 
     class Reads(RequestOp):

@@ -59,10 +59,10 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_defect_is_found(mutant, monkeypatch):
+def test_the_fuzzer_reports_a_mutant(mutant, monkeypatch):
     seeds = range(MUTANTS[mutant], MUTANTS[mutant] + _MOST_CASES)
     with mutant(), monkeypatch.context() as patch:
         patch.setattr(streams_real, "_PATIENCE_S", 3.0)
-        found = next((seed for seed in seeds if sockets.run(seed)), None)
-    assert found is not None
-    assert sockets.run(found) == []
+        result = next((seed for seed in seeds if sockets.run(seed)), None)
+    assert result is not None
+    assert sockets.run(result) == []

@@ -39,7 +39,7 @@ async def _no_body() -> bytes:
     return b""
 
 
-def asked(path: str, query: str = "", method: str = "GET", **headers: str) -> WebRequest:
+def web_request(path: str, query: str = "", method: str = "GET", **headers: str) -> WebRequest:
     named = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
     return WebRequest(method, path, path, query, named, _no_body)
 
@@ -55,7 +55,7 @@ def answer(page: Dashboard, question: WebRequest) -> WebResponse:
 
 
 def status(page: Dashboard) -> Any:
-    return json.loads(answer(page, asked("/status.json")).body)
+    return json.loads(answer(page, web_request("/status.json")).body)
 
 
 # Files ------------------------------------------------------------------------------------
@@ -82,15 +82,15 @@ class References(HTMLParser):
             self.loads += [named[name] or "" for name in ("src", "href") if name in named]
 
 
-def test_the_page_loads_only_files_that_are_there_and_has_nothing_inline(played):
+def test_the_page_loads_existing_files_and_has_nothing_inline(played):
     page = played.page()
-    html = answer(page, asked("/"))
+    html = answer(page, web_request("/"))
     assert html.content_type == b"text/html; charset=utf-8"
-    found = References(html.body.decode())
-    assert found.inline == []
-    assert "page.js" in found.loads
-    for name in found.loads:
-        assert answer(page, asked(f"/{name}")).status == 200
+    references = References(html.body.decode())
+    assert references.inline == []
+    assert "page.js" in references.loads
+    for name in references.loads:
+        assert answer(page, web_request(f"/{name}")).status == 200
 
 
 class Landmarks(HTMLParser):
@@ -109,7 +109,7 @@ class Landmarks(HTMLParser):
 
 
 def test_no_two_regions_have_one_name(played):
-    names = Landmarks(answer(played.page(), asked("/")).body.decode()).names
+    names = Landmarks(answer(played.page(), web_request("/")).body.decode()).names
     assert names
     assert len(names) == len(set(names))
 
@@ -117,7 +117,7 @@ def test_no_two_regions_have_one_name(played):
 def test_scripts_load_only_files_that_are_there(played):
     for path in STATIC.glob("*.js"):
         for name in re.findall(r'from "\./([^"]+)"', path.read_text("utf-8")):
-            reply = answer(played.page(), asked(f"/{name}"))
+            reply = answer(played.page(), web_request(f"/{name}"))
             assert reply.content_type == b"text/javascript; charset=utf-8"
 
 
@@ -138,8 +138,8 @@ def test_no_script_reads_data_as_html_or_code():
 
 
 @pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/status.json"])
-def test_every_answer_has_a_policy_that_lets_nothing_in_from_outside(played, path):
-    headers = dict(answer(played.page(), asked(path)).headers)
+def test_each_answer_has_a_strict_content_security_policy(played, path):
+    headers = dict(answer(played.page(), web_request(path)).headers)
     policy = headers[b"content-security-policy"].decode()
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
@@ -149,11 +149,11 @@ def test_every_answer_has_a_policy_that_lets_nothing_in_from_outside(played, pat
 
 def test_a_file_that_the_browser_has_is_not_sent_again(played):
     page = played.page()
-    first = answer(page, asked("/page.js"))
+    first = answer(page, web_request("/page.js"))
     tag = dict(first.headers)[b"etag"].decode()
-    again = answer(page, asked("/page.js", if_none_match=tag))
+    again = answer(page, web_request("/page.js", if_none_match=tag))
     assert (again.status, again.body) == (304, b"")
-    other = answer(page, asked("/page.js", if_none_match='"other"'))
+    other = answer(page, web_request("/page.js", if_none_match='"other"'))
     assert (other.status, other.body) == (200, first.body)
 
 
@@ -161,13 +161,13 @@ def test_a_file_that_the_browser_has_is_not_sent_again(played):
     "path", ["/page.html", "/page", "/../page.py", "/static/page.js", "/status", "/metrics", "//"]
 )
 def test_other_paths_are_left_to_others(played, path):
-    assert played.page().endpoint(asked(path)) is None
+    assert played.page().endpoint(web_request(path)) is None
 
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/status.json", "/trace.json"])
 def test_other_methods_are_refused(played, path):
     with pytest.raises(HttpError) as refusal:
-        answer(played.page(), asked(path, method="POST"))
+        answer(played.page(), web_request(path, method="POST"))
     assert refusal.value.status == 405
     assert refusal.value.headers == ((b"allow", b"GET, HEAD"),)
 
@@ -191,7 +191,7 @@ def test_a_real_door_serves_it(played):
 # Status -----------------------------------------------------------------------------------
 
 
-def test_the_status_has_how_everything_stands_and_what_it_did(played):
+def test_the_status_has_states_and_counters(played):
     played.states["a"] = op_state("a", joining=1, queued=2, running=3, wanted=5, up=4, busy=3)
     played.inside, played.waiting, played.rejected = 6, 7, 8
     at = played.now_ns
@@ -204,11 +204,11 @@ def test_the_status_has_how_everything_stands_and_what_it_did(played):
         [turn(3, 0, at=at, outcome=Outcome.BACKEND)],
         [request(3, at=at, took=7 * MS, outcome=Outcome.BACKEND, code=4)],
     )
-    found = status(played.page())
-    assert (found["name"], found["copies"], found["is_ready"]) == ("shop", 1, True)
-    engine = [found[name] for name in ("inside", "waiting", "accepted", "rejected")]
+    result = status(played.page())
+    assert (result["name"], result["copies"], result["is_ready"]) == ("shop", 1, True)
+    engine = [result[name] for name in ("inside", "waiting", "accepted", "rejected")]
     assert engine == [6, 7, 3, 8]
-    a, b = found["ops"]
+    a, b = result["ops"]
     assert (a["name"], a["joining"], a["queued"], a["running"]) == ("a", 1, 2, 3)
     assert (a["workers"]["wanted"], a["workers"]["up"], a["workers"]["busy"]) == (5, 4, 3)
     assert a["counters"]["requests"] == 2
@@ -219,11 +219,11 @@ def test_the_status_has_how_everything_stands_and_what_it_did(played):
     assert a["counters"]["failed"]["backend"] == 1
     assert sum(a["counters"]["latency"]) == 2
     assert b["counters"]["latency"] == []
-    assert found["pipeline"]["succeeded"] == 2
-    assert [slow["data_id"] for slow in found["slowest"]] == ["1", "2"]
-    (failed,) = found["failed"]
+    assert result["pipeline"]["succeeded"] == 2
+    assert [slow["data_id"] for slow in result["slowest"]] == ["1", "2"]
+    (failed,) = result["failed"]
     assert (failed["log_id"], failed["outcome"], failed["error"]) == ("33", "backend", "boom")
-    assert [t["op"] for t in found["slowest"][0]["turns"]] == ["@unpack", "a"]
+    assert [t["op"] for t in result["slowest"][0]["turns"]] == ["@unpack", "a"]
 
 
 def page_of(played: Played, *snapshots: Snapshot) -> Dashboard:
@@ -233,7 +233,7 @@ def page_of(played: Played, *snapshots: Snapshot) -> Dashboard:
     return Dashboard(played.name, played.graph, whole)
 
 
-def test_copies_are_added_up_with_what_dead_ones_counted(played):
+def test_replicas_are_summed_with_counters_of_dead_ones(played):
     other = Played(played.graph, copy=1, is_ready=False)
     at = played.now_ns
     for number, each in enumerate((played, other)):
@@ -241,24 +241,24 @@ def test_copies_are_added_up_with_what_dead_ones_counted(played):
         each.inside = 5
         each.fold([turn(number, 1, at=at)], [request(number, at=at, took=(number + 1) * MS)])
     dead = Snapshot(NO_REPLICA, EngineState(True, 0, 0, 0, 0), played.statistics.models)
-    found = status(page_of(played, played.snapshot(), other.snapshot(), dead))
-    assert (found["copies"], found["is_ready"], found["inside"]) == (2, False, 10)
-    b = found["ops"][1]
+    result = status(page_of(played, played.snapshot(), other.snapshot(), dead))
+    assert (result["copies"], result["is_ready"], result["inside"]) == (2, False, 10)
+    b = result["ops"][1]
     assert (b["queued"], b["workers"]["wanted"], b["workers"]["busy"]) == (4, 6, 2)
     assert b["counters"]["succeeded"] == 3
-    assert found["pipeline"]["succeeded"] == 3
-    assert [(slow["copy"], slow["data_id"]) for slow in found["slowest"]] == [(1, "1"), (0, "0")]
+    assert result["pipeline"]["succeeded"] == 3
+    assert [(slow["copy"], slow["data_id"]) for slow in result["slowest"]] == [(1, "1"), (0, "0")]
 
 
 @pytest.mark.parametrize("copies", [0, 1])
-def test_a_server_that_counts_nothing_or_does_not_answer_is_shown_all_the_same(played, copies):
+def test_a_server_without_statistics_or_answers_is_shown(played, copies):
     snapshot = played.snapshot()
     snapshot.models = []
-    found = status(page_of(played, *[snapshot] * copies))
-    assert [op["name"] for op in found["ops"]] == ["a", "b"]
-    assert found["ops"][0]["counters"]["executions"] == 0
-    assert found["is_ready"] == bool(copies)
-    assert found["can_record"] is False
+    result = status(page_of(played, *[snapshot] * copies))
+    assert [op["name"] for op in result["ops"]] == ["a", "b"]
+    assert result["ops"][0]["counters"]["executions"] == 0
+    assert result["is_ready"] == bool(copies)
+    assert result["can_record"] is False
 
 
 def test_a_service_without_a_name_is_called_pipeline(played):
@@ -266,12 +266,12 @@ def test_a_service_without_a_name_is_called_pipeline(played):
     assert status(played.page())["name"] == "pipeline"
 
 
-def test_many_pages_cost_what_one_costs(played):
+def test_many_pages_cause_one_query(played):
     now = [100.0]
     page = Dashboard(played.name, played.graph, played.whole, clock=lambda: now[0])
 
     async def many() -> list[WebResponse]:
-        asking = [reply_of(page, asked("/status.json")) for _ in range(20)]
+        asking = [reply_of(page, web_request("/status.json")) for _ in range(20)]
         return list(await asyncio.gather(*asking))
 
     assert len({reply.body for reply in run_virtual(many())}) == 1
@@ -289,30 +289,30 @@ def run_real(test: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(test)
 
 
-def test_a_recording_of_all_copies_comes_as_one_trace(played):
+def test_a_recording_of_all_replicas_is_one_trace(played):
     other = Played(played.graph, copy=1)
 
     async def record(seconds: float) -> list[bytes]:
         assert seconds == 0.25
         async with asyncio.TaskGroup() as group:
-            found = [group.create_task(each.record(0.01)) for each in (played, other)]
+            results = [group.create_task(item.record(0.01)) for item in (played, other)]
             await asyncio.sleep(0)
             for number, each in enumerate((played, other)):
                 each.recording.notify(
                     rows(SPAN, turn(number, 0, at=10**9)),
                     rows(REQUEST, request(number, at=10**9, took=5 * MS)),
                 )
-        return [each.result()[0] for each in found]
+        return [result.result()[0] for result in results]
 
     page = Dashboard(played.name, played.graph, played.whole, record)
-    reply = run_real(reply_of(page, asked("/trace.json", "seconds=0.25")))
+    reply = run_real(reply_of(page, web_request("/trace.json", "seconds=0.25")))
     headers = dict(reply.headers)
     assert headers[b"content-disposition"] == b'attachment; filename="pipeline_trace.json"'
     assert b"x-trace-cut" not in headers
-    found = json.loads(reply.body)
-    names = [event["args"]["name"] for event in found if event.get("name") == "process_name"]
+    document = json.loads(reply.body)
+    names = [event["args"]["name"] for event in document if event.get("name") == "process_name"]
     assert len(names) == len(set(names)) > 2, "each copy has processes of its own"
-    assert {"request 0", "request 1"} <= {event.get("name") for event in found}
+    assert {"request 0", "request 1"} <= {event.get("name") for event in document}
 
 
 @pytest.mark.parametrize(
@@ -329,14 +329,14 @@ def test_a_recording_of_all_copies_comes_as_one_trace(played):
 )
 def test_a_recording_of_no_or_too_many_seconds_is_refused(played, query):
     with pytest.raises(HttpError) as refusal:
-        answer(played.page(), asked("/trace.json", query))
+        answer(played.page(), web_request("/trace.json", query))
     assert refusal.value.status == 400
 
 
-def test_nothing_is_recorded_where_nothing_is_counted(played):
+def test_without_statistics_nothing_can_be_recorded(played):
     page = Dashboard(played.name, played.graph, played.whole)
     with pytest.raises(HttpError, match="statistics: True") as refusal:
-        answer(page, asked("/trace.json"))
+        answer(page, web_request("/trace.json"))
     assert refusal.value.status == 404
 
 
@@ -349,19 +349,21 @@ def test_only_so_many_record_at_a_time(played):
 
     async def main() -> None:
         page = Dashboard(played.name, played.graph, played.whole, record)
-        recording = [asyncio.ensure_future(reply_of(page, asked("/trace.json"))) for _ in range(2)]
+        recording = [
+            asyncio.ensure_future(reply_of(page, web_request("/trace.json"))) for _ in range(2)
+        ]
         await asyncio.sleep(0)
         with pytest.raises(HttpError) as refusal:
-            await reply_of(page, asked("/trace.json"))
+            await reply_of(page, web_request("/trace.json"))
         assert (refusal.value.status, refusal.value.headers) == (503, ((b"retry-after", b"4"),))
         going_on.set()
         assert (await recording[1]).status == 200
-        assert (await reply_of(page, asked("/trace.json"))).status == 200
+        assert (await reply_of(page, web_request("/trace.json"))).status == 200
 
     run_real(main())
 
 
-def test_a_recording_whose_caller_left_counts_until_it_ends(played):
+def test_a_recording_of_a_cancelled_request_counts_until_it_ends(played):
     """Other copies of the server still record: callers that leave must not pile up."""
     going_on, begun = asyncio.Event(), []
 
@@ -374,7 +376,7 @@ def test_a_recording_whose_caller_left_counts_until_it_ends(played):
         page = Dashboard(played.name, played.graph, played.whole, record)
         refused = 0
         for _ in range(10):
-            recording = asyncio.ensure_future(reply_of(page, asked("/trace.json")))
+            recording = asyncio.ensure_future(reply_of(page, web_request("/trace.json")))
             await asyncio.sleep(0)
             recording.cancel()
             (end,) = await asyncio.gather(recording, return_exceptions=True)
@@ -382,17 +384,17 @@ def test_a_recording_whose_caller_left_counts_until_it_ends(played):
         assert (len(begun), refused) == (2, 8)
         going_on.set()
         await asyncio.wait(page._recordings)
-        assert (await reply_of(page, asked("/trace.json"))).status == 200
+        assert (await reply_of(page, web_request("/trace.json"))).status == 200
 
     run_real(main())
 
 
-def test_a_trace_that_was_cut_says_so(played):
+def test_a_truncated_trace_is_marked(played):
     async def record(seconds: float) -> list[bytes]:
         return [msgspec.msgpack.encode(Recorded(0, is_cut, b"", b"")) for is_cut in (False, True)]
 
     page = Dashboard(played.name, played.graph, played.whole, record)
-    reply = run_real(reply_of(page, asked("/trace.json")))
+    reply = run_real(reply_of(page, web_request("/trace.json")))
     assert dict(reply.headers)[b"x-trace-cut"] == b"true"
 
 
@@ -400,18 +402,18 @@ def test_a_trace_that_was_cut_says_so(played):
 
 
 @pytest.mark.usefixtures("open_files")
-def test_a_server_shows_what_it_did():
+def test_a_server_shows_its_requests():
     with server_for(chain("a", "b")) as server:
         for _ in range(3):
             assert post(server, {"key": [], "value": []})[1]["err_no"] == 0
         assert http(server, "POST", "/svc/prediction", b"{")[0] == 400
-        found = http(server, "GET", "/status.json")[2]
+        result = http(server, "GET", "/status.json")[2]
         trace = http(server, "GET", "/trace.json?seconds=0.1")
-    assert (found["name"], found["accepted"], found["is_ready"]) == ("svc", 3, True)
-    assert found["pipeline"]["succeeded"] == 3
-    assert [op["counters"]["succeeded"] for op in found["ops"]] == [3, 3]
-    ways = [[t["op"] for t in slow["turns"]] for slow in found["slowest"]]
-    assert ways == [["@unpack", "a", "b", "@pack"]] * 3
+    assert (result["name"], result["accepted"], result["is_ready"]) == ("svc", 3, True)
+    assert result["pipeline"]["succeeded"] == 3
+    assert [op["counters"]["succeeded"] for op in result["ops"]] == [3, 3]
+    paths = [[t["op"] for t in slow["turns"]] for slow in result["slowest"]]
+    assert paths == [["@unpack", "a", "b", "@pack"]] * 3
     assert trace[0] == 200
 
 

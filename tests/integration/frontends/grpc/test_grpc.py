@@ -70,7 +70,7 @@ def request_of(**pairs: str) -> bytes:
     return Request(key=list(pairs), value=list(pairs.values())).SerializeToString()
 
 
-def test_a_message_above_the_limit_is_refused_and_the_channel_goes_on(echo):
+def test_a_message_above_the_limit_is_refused_and_the_channel_continues(echo):
     with client_of(echo) as client:
         status, details = failure_of(client.predict, {"x": "x" * LIMIT})
         assert status == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -78,7 +78,7 @@ def test_a_message_above_the_limit_is_refused_and_the_channel_goes_on(echo):
         assert client.predict({"x": "x" * (LIMIT - 100)}).err_no == 0
 
 
-def test_an_answer_above_the_limit_is_refused_and_the_server_goes_on():
+def test_an_answer_above_the_limit_is_refused_and_the_server_continues():
     class Large(Op):
         def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
             return {"x": "x" * LIMIT * (data_id + 1 == 1)}, None, ""
@@ -110,7 +110,7 @@ def test_a_caller_may_send_as_much_metadata_as_http_headers(echo):
         b"\x0b" * 200,  # groups in groups
     ],
 )
-def test_a_message_that_cannot_be_read_is_refused_and_the_channel_goes_on(echo, message):
+def test_an_unreadable_message_is_refused_and_the_channel_continues(echo, message):
     with channel_to(echo.rpc_port) as channel:
         call = raw_call(channel)
         status, details = failure_of(call, message)
@@ -131,7 +131,7 @@ def test_an_empty_message_is_an_empty_request(echo):
         assert raw_call(channel)(b"", timeout=30) == Response()
 
 
-def test_metadata_is_nobodys_business(echo):
+def test_other_metadata_is_ignored(echo):
     metadata = [("traceparent", "00-" + "a" * 32), ("x-bin", b"\x00\xff"), ("x", ""), ("x", "2")]
     with channel_to(echo.rpc_port) as channel:
         call = raw_call(channel)
@@ -146,7 +146,7 @@ def test_compressed_messages_are_understood(echo):
         assert answer.value == [sent]
 
 
-def test_a_compressed_message_counts_as_large_as_it_is_unpacked(echo):
+def test_the_limit_applies_to_the_decompressed_message(echo):
     with channel_to(echo.rpc_port) as channel:
         bomb = request_of(a="1" * 10_000_000)
         call = raw_call(channel)
@@ -217,7 +217,7 @@ def health(channel: grpc.Channel, service: str = "") -> int:
     )
 
 
-def test_health_knows_the_server_its_service_and_no_other(echo):
+def test_health_knows_the_server_and_its_service_only(echo):
     with channel_to(echo.rpc_port) as channel:
         assert health(channel) == Status.SERVING
         assert health(channel, SERVICE) == Status.SERVING
@@ -247,7 +247,7 @@ def test_health_is_not_serving_until_every_op_is_initialised():
             starting.result().stop()
 
 
-def test_health_watchers_are_told_of_the_stop_and_do_not_delay_it(holds):
+def test_health_watchers_are_notified_of_the_stop_and_do_not_delay_it(holds):
     server = server_for(holds, stop_grace_period=60_000).start()
     with channel_to(server.rpc_port) as channel, ThreadPoolExecutor() as pool:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -383,7 +383,7 @@ def test_a_call_that_reaches_a_stopping_server_is_not_cancelled():
     asyncio.run(test())
 
 
-def test_what_still_runs_when_the_time_is_over_ends_as_unavailable():
+def test_running_calls_end_as_unavailable_after_the_grace_period():
     async def hangs(request, timeout_s):
         entered.set()
         await asyncio.Event().wait()
@@ -448,7 +448,7 @@ async def test_two_doors_of_one_process_on_one_port_stop_apart():
         ("", None),
     ],
 )
-def test_a_peer_is_known_by_the_name_that_grpc_gives_it(name, peer):
+def test_the_peer_is_parsed_from_its_grpc_name(name, peer):
     assert peer_named(name) == peer
 
 
@@ -468,7 +468,7 @@ async def door_and_channel(handle):
 
 @on_loop
 @pytest.mark.parametrize("is_at_once", [True, False])
-async def test_what_came_too_late_to_be_begun_is_told_apart_from_what_was_cut_off(is_at_once):
+async def test_an_unstarted_call_and_an_interrupted_call_have_different_statuses(is_at_once):
     closed = Response(err_no=3001, err_msg="dag closed.")
 
     def begin(raw, timeout_s, target, sink):
@@ -499,7 +499,7 @@ async def test_health_is_not_serving_from_the_first_moment_on():
 
 
 @on_loop
-async def test_a_path_that_is_no_text_does_not_close_the_door():
+async def test_an_invalid_path_does_not_close_the_port():
     """grpcio 1.84 and later close the port permanently: such a release is refused."""
     release = asyncio.Event()
 
@@ -513,12 +513,12 @@ async def test_a_path_that_is_no_text_does_not_close_the_door():
         call = channel.unary_unary(METHOD, None, Response.FromString)
         inside = call(request_of(hold="inside"), timeout=60)
         for _ in range(3):
-            await comes_through(call)
+            await wait_for_answer(call)
             reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
             writer.write(call_of(b"/\xff"))
             await asyncio.wait_for(answer_or_farewell(reader), 30)
             writer.close()
-        await comes_through(call)
+        await wait_for_answer(call)
         answer = await health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=30
         )
@@ -528,7 +528,7 @@ async def test_a_path_that_is_no_text_does_not_close_the_door():
 
 
 @pytest.mark.parametrize("version", ["1.84.0", "1.85.1", "2.0.0rc1"])
-def test_a_grpc_whose_port_any_peer_can_close_is_refused(version, monkeypatch):
+def test_a_grpcio_with_the_closed_port_defect_is_refused(version, monkeypatch):
     monkeypatch.setattr(grpc, "__version__", version)
     door = GrpcFrontend([], "127.0.0.1", 0, LIMIT)
     with pytest.raises(InitError, match=f"grpcio {version}: any peer can close the port"):
@@ -536,7 +536,7 @@ def test_a_grpc_whose_port_any_peer_can_close_is_refused(version, monkeypatch):
 
 
 @on_loop
-async def test_a_peer_that_left_before_it_could_be_told_of_its_error_is_not_reported(caplog):
+async def test_a_peer_that_left_before_its_error_is_not_logged(caplog):
     async def leave_at_once(port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(call_of(b"/\xff"))
@@ -546,7 +546,7 @@ async def test_a_peer_that_left_before_it_could_be_told_of_its_error_is_not_repo
     async with door_and_channel(answers_values) as (door, channel):
         for _ in range(20):
             await asyncio.gather(*(leave_at_once(door.port) for _ in range(20)))
-        await comes_through(channel.unary_unary(METHOD, None, Response.FromString))
+        await wait_for_answer(channel.unary_unary(METHOD, None, Response.FromString))
     assert "codec can't decode byte" in caplog.text, "gRPC has changed: see whether it is needed"
     assert "Failed sending error status" not in caplog.text
 
@@ -572,7 +572,7 @@ class Departed:
 
 @pytest.mark.parametrize("error", [ExecuteBatchError(), grpc.aio.AbortError("aborted")])
 @on_loop
-async def test_that_a_peer_left_before_it_was_told_of_an_error_is_no_error_of_ours(error):
+async def test_a_failed_abort_of_a_disconnected_peer_is_not_our_error(error):
     async def fails(message, call):
         raise GrpcError(grpc.StatusCode.ABORTED, "oh")
 
@@ -591,7 +591,7 @@ async def test_that_a_peer_left_before_it_was_told_of_an_error_is_no_error_of_ou
 
 
 @on_loop
-async def test_only_reports_of_peers_that_left_are_dropped_and_only_while_a_door_is_open(caplog):
+async def test_only_reports_of_disconnected_peers_are_dropped_while_a_frontend_is_open(caplog):
     logger = logging.getLogger("grpc._cython.cygrpc")
     filters = list(logger.filters)  # of other doors of these tests
 
@@ -621,7 +621,7 @@ async def answer_or_farewell(reader):
         await reader.readexactly(int.from_bytes(head[:3]))
 
 
-async def comes_through(call):
+async def wait_for_answer(call):
     """Call until it is answered, as clients with a retry policy do."""
     for _ in range(1000):
         try:
@@ -634,7 +634,7 @@ async def comes_through(call):
     pytest.fail("the door stays closed")
 
 
-def test_an_unforeseen_error_is_an_internal_error_that_tells_nothing(caplog):
+def test_an_unexpected_exception_is_an_internal_error_without_details(caplog):
     async def fails(request, timeout_s):
         raise ZeroDivisionError("internal")
 

@@ -34,11 +34,13 @@ def server(request: Any, module_logs: None) -> Iterator[PipelineServer]:
 @pytest.fixture
 def channel(server: PipelineServer) -> Iterator[grpc.Channel]:
     options = [("grpc.use_local_subchannel_pool", 1)]
-    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}", options) as found:
-        yield found
+    with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}", options) as result:
+        yield result
 
 
-def asked(channel: grpc.Channel, raw: bytes | None = None, metadata: Any = (), **pairs: Any) -> Any:
+def responses_to(
+    channel: grpc.Channel, raw: bytes | None = None, metadata: Any = (), **pairs: Any
+) -> Any:
     """The responses to a request, as they come."""
     call = channel.unary_stream(
         METHOD, request_serializer=None, response_deserializer=Response.FromString
@@ -53,15 +55,15 @@ def texts_of(responses: Any) -> list[str]:
 
 
 def test_each_part_is_a_response(channel):
-    assert texts_of(asked(channel, n=100)) == [str(number) for number in range(100)]
+    assert texts_of(responses_to(channel, n=100)) == [str(number) for number in range(100)]
 
 
 def test_a_stream_without_parts_ends_well(channel):
-    assert list(asked(channel, n=0)) == []
+    assert list(responses_to(channel, n=0)) == []
 
 
 def test_a_part_is_there_before_the_next_one_is_made(channel, seen):
-    responses = asked(channel, n=3, hold=2)
+    responses = responses_to(channel, n=3, hold=2)
     assert texts_of([next(responses), next(responses)]) == ["0", "1"]
     assert not seen.closed.is_set()
     seen.go.set()
@@ -69,50 +71,50 @@ def test_a_part_is_there_before_the_next_one_is_made(channel, seen):
 
 
 def test_large_parts_arrive_whole(channel):
-    texts = texts_of(asked(channel, n=3, size=300_000))
+    texts = texts_of(responses_to(channel, n=3, size=300_000))
     assert [text.rstrip(".") for text in texts] == ["0", "1", "2"]
     assert {len(text) for text in texts} == {300_000}
 
 
 def test_an_error_in_the_middle_is_the_last_response(channel):
-    *parts, last = asked(channel, n=5, fail=2)
+    *parts, last = responses_to(channel, n=5, fail=2)
     assert texts_of(parts) == ["0", "1"]
     assert last.err_no == UserCodeError.code
     assert "broken in the middle" in last.err_msg
 
 
-def test_a_message_that_is_no_request_is_refused(channel):
+def test_an_invalid_request_is_refused(channel):
     with pytest.raises(grpc.RpcError) as caught:
-        list(asked(channel, raw=b"\xff\xff"))
+        list(responses_to(channel, raw=b"\xff\xff"))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_the_deadline_of_the_whole_request_ends_a_stream(channel, seen):
-    *parts, last = asked(channel, metadata=[(TIMEOUT, "300m")], n=3, hold=1)
+    *parts, last = responses_to(channel, metadata=[(TIMEOUT, "300m")], n=3, hold=1)
     assert texts_of(parts) == ["0"]
     assert last.err_no == ErrorCode.TIMEOUT
     seen.go.set()
     assert seen.closed.wait(PATIENCE_S)
 
 
-def test_a_caller_who_cancels_has_the_generator_closed(channel, seen):
-    responses = asked(channel)
+def test_a_cancelled_call_closes_the_generator(channel, seen):
+    responses = responses_to(channel)
     next(responses)
     responses.cancel()
     assert seen.closed.wait(PATIENCE_S)
 
 
-def test_a_caller_who_vanishes_has_the_generator_closed(server, seen):
+def test_a_closed_connection_closes_the_generator(server, seen):
     with grpc.insecure_channel(
         f"127.0.0.1:{server.rpc_port}", [("grpc.use_local_subchannel_pool", 1)]
     ) as channel:
-        next(asked(channel))
+        next(responses_to(channel))
     assert seen.closed.wait(PATIENCE_S)
 
 
-def test_a_caller_who_does_not_read_makes_the_generator_wait(channel, seen):
+def test_a_client_that_does_not_read_pauses_the_generator(channel, seen):
     """64 KiB a part: what lies in buffers of both sides and the gateway is some MiB."""
-    responses = asked(channel, size=65_536)
+    responses = responses_to(channel, size=65_536)
     next(responses)
     before = seen.made_at_rest()
     assert before < 1000
@@ -129,19 +131,19 @@ def test_the_answer_of_a_unary_pipeline_is_one_part(edge, module_logs):
         streaming_server(edge, chain("a")) as running,
         grpc.insecure_channel(f"127.0.0.1:{running.rpc_port}") as channel,
     ):
-        (response,) = asked(channel, text="x")
+        (response,) = responses_to(channel, text="x")
         assert response.err_no == 0
 
 
 @pytest.mark.parametrize("edge", EDGES)
-def test_a_stream_that_goes_on_has_its_time_when_the_server_stops(edge, module_logs, seen):
+def test_a_running_stream_has_the_grace_period_when_the_server_stops(edge, module_logs, seen):
     with (
         temporary_folder(),
         streaming_server(edge, stop_grace_period=20_000) as running,
         grpc.insecure_channel(f"127.0.0.1:{running.rpc_port}") as channel,
         ThreadPoolExecutor() as pool,
     ):
-        responses = asked(channel, n=3, hold=1)
+        responses = responses_to(channel, n=3, hold=1)
         assert texts_of([next(responses)]) == ["0"]
         engine = running.executor
         stopping = pool.submit(running.stop)
@@ -178,7 +180,7 @@ class Played:
         self.is_cancelled = True
 
 
-def test_a_part_is_taken_when_the_next_is_asked_for():
+def test_a_part_is_acknowledged_when_the_next_one_is_requested():
     async def main() -> None:
         played = Played()
         answers = answers_to(played, None)
@@ -192,12 +194,12 @@ def test_a_part_is_taken_when_the_next_is_asked_for():
         played.sink.end("error")
         assert await anext(answers) == ("error", False)
         assert played.taken == 2
-        assert [each async for each in answers] == []
+        assert [answer async for answer in answers] == []
 
     asyncio.run(main())
 
 
-def test_answers_that_nobody_reads_on_drop_the_request():
+def test_closing_the_answers_cancels_the_request():
     async def main() -> None:
         played = Played()
         answers = answers_to(played, None)

@@ -61,7 +61,7 @@ def test_requests_in_a_packet_are_parsed_when_it_is_their_turn(packets: int) -> 
 
 
 @pytest.mark.parametrize("size", [1, 3_000, 40_000])
-def test_bodies_behind_each_other_are_whole_wherever_they_are_cut(size: int) -> None:
+def test_bodies_in_a_row_are_complete_with_any_cuts(size: int) -> None:
     texts = [f"{number}" + "x" * size for number in range(40)]
     bodies = [f'{{"key":["a"],"value":["{text}"]}}'.encode() for text in texts]
     whole = SHORTEST + b"".join(map(request, bodies))
@@ -70,7 +70,7 @@ def test_bodies_behind_each_other_are_whole_wherever_they_are_cut(size: int) -> 
     assert [written.count(f'"{text}"'.encode()) for text in texts] == [1] * 40
 
 
-def test_what_is_no_request_ends_the_connection_behind_those_before_it() -> None:
+def test_an_invalid_request_ends_the_connection_after_earlier_answers() -> None:
     async def main() -> bytes:
         frontend = HttpFrontend(begin, "127.0.0.1", 0, 2**20)
         await frontend.start(is_ready=True)

@@ -16,7 +16,7 @@ from pipeline.frontends.http.routes import HttpError
 BODY = json.dumps({"key": ["path"], "value": [""]})
 
 
-def knows(hosts, host, **more):
+def accepts_host(hosts, host, **more):
     headers = {b"host": host.encode(), **{k.encode(): v.encode() for k, v in more.items()}}
     try:
         asyncio.run(hosts.check(headers))
@@ -40,30 +40,32 @@ def knows(hosts, host, **more):
         f"{socket.gethostname().upper()}:80",
     ],
 )
-def test_this_machine_goes_by_its_names_and_addresses(host):
-    assert knows(Hosts(), host)
+def test_this_machine_has_its_names_and_addresses(host):
+    assert accepts_host(Hosts(), host)
 
 
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:9999", "127.0.0.1.evil.example", "localhost.evil.example"],
 )
-def test_any_other_name_is_refused_until_it_is_told(host):
-    assert not knows(Hosts(), host)
-    assert not knows(Hosts(["example", "good.example"]), host)
-    assert knows(Hosts([host.partition(":")[0].upper()]), host)
-    assert knows(Hosts([".example"]), host)
-    assert knows(Hosts(["*"]), host)
+def test_any_other_name_is_refused_unless_it_is_configured(host):
+    assert not accepts_host(Hosts(), host)
+    assert not accepts_host(Hosts(["example", "good.example"]), host)
+    assert accepts_host(Hosts([host.partition(":")[0].upper()]), host)
+    assert accepts_host(Hosts([".example"]), host)
+    assert accepts_host(Hosts(["*"]), host)
 
 
-def test_a_suffix_stands_for_whole_labels():
-    assert knows(Hosts([".good.example"]), "good.example")
-    assert not knows(Hosts([".good.example"]), "notgood.example")
+def test_a_suffix_matches_whole_labels():
+    assert accepts_host(Hosts([".good.example"]), "good.example")
+    assert not accepts_host(Hosts([".good.example"]), "notgood.example")
 
 
-def test_a_page_from_elsewhere_may_lead_here_but_not_look_in():
+def test_a_foreign_page_may_navigate_but_not_fetch():
     def asked(site, mode):
-        return knows(Hosts(), "localhost", **{"sec-fetch-site": site, "sec-fetch-mode": mode})
+        return accepts_host(
+            Hosts(), "localhost", **{"sec-fetch-site": site, "sec-fetch-mode": mode}
+        )
 
     assert asked("cross-site", "navigate")
     assert asked("none", "navigate")
@@ -85,7 +87,7 @@ def may_post(origin, host="svc.example:80", content_type="text/plain", told=()):
     ["", "text/plain", "Text/Plain; charset=x", "application/x-www-form-urlencoded",
      "multipart/form-data; boundary=x"],
 )  # fmt: skip
-def test_what_any_page_can_send_is_for_pages_of_this_server_only(content_type):
+def test_a_simple_request_is_accepted_from_pages_of_this_server_only(content_type):
     assert not may_post("https://evil.example", content_type=content_type)
     assert not may_post("null", content_type=content_type)
     assert not may_post("http://svc.example.evil.example", content_type=content_type)
@@ -96,7 +98,7 @@ def test_what_any_page_can_send_is_for_pages_of_this_server_only(content_type):
     assert may_post("https://app.example", content_type=content_type, told=["app.example"])
 
 
-def test_for_what_else_it_sends_a_browser_asks_first_and_is_told_no():
+def test_requests_with_a_preflight_are_accepted_from_any_page():
     assert may_post("https://evil.example", content_type="application/json")
     assert may_post("https://evil.example", content_type="application/octet-stream")
 
@@ -121,7 +123,7 @@ def ask(port, method, path, body=None, **headers):
 
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/status.json", "/trace.json?seconds=0.1"])
-def test_the_page_is_for_names_that_the_server_was_told(port, path):
+def test_the_page_is_served_for_configured_names_only(port, path):
     assert ask(port, "GET", path)[0] == 200
     assert ask(port, "GET", path, Host="told.example")[0] == 200
     status, body = ask(port, "GET", path, Host="evil.example:80")
@@ -129,7 +131,7 @@ def test_the_page_is_for_names_that_the_server_was_told(port, path):
     assert b"'evil.example': add the name to allowed_hosts" in body
 
 
-def test_an_image_on_a_page_elsewhere_starts_no_recording(port):
+def test_a_foreign_image_starts_no_recording(port):
     foreign = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}
     assert ask(port, "GET", "/trace.json?seconds=0.1", **foreign)[0] == 403
 
@@ -137,7 +139,7 @@ def test_an_image_on_a_page_elsewhere_starts_no_recording(port):
 @pytest.mark.parametrize(
     "path", ["/svc/prediction", "/v2/models/a/infer", "/v2/repository/index", "/nowhere"]
 )
-def test_a_page_elsewhere_cannot_ask(port, path):
+def test_a_foreign_page_cannot_send_requests(port, path):
     status, body = ask(port, "POST", path, BODY, Origin="https://evil.example")
     assert (status, json.loads(body)["err_no"]) == (403, 3002)
     assert b"'https://evil.example' may not ask" in body
@@ -147,7 +149,7 @@ def test_a_page_elsewhere_cannot_ask(port, path):
     assert ask(port, "POST", path, BODY, Content_Type="text/plain")[0] != 403
 
 
-def test_a_browser_that_asks_first_is_not_told_yes(port):
+def test_a_preflight_of_a_foreign_page_is_refused(port):
     asks = {"Origin": "https://evil.example", "Access_Control_Request_Method": "POST"}
     assert ask(port, "OPTIONS", "/svc/prediction", **asks)[0] == 405
 

@@ -113,7 +113,7 @@ def test_fields_of_ones_own_alone_are_refused(echo):
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b' {"key": null, "value": null, "logid": null}\n'])
-def test_what_is_empty_or_null_is_the_default(echo, body):
+def test_an_empty_or_null_value_is_the_default(echo, body):
     assert post(echo, body) == (200, EMPTY)
 
 
@@ -140,23 +140,23 @@ def test_bytes_travel_as_base64(tensors):
     assert post(tensors, {"tensors": [sent]})[1]["tensors"][0]["byte_data"] == data
 
 
-class TellsRequest(RequestOp):
+class ReturnsRequestFields(RequestOp):
     def unpack_request_package(self, request):
-        told = {"name": request.name, "method": request.method, "clientip": request.clientip}
-        return told, request.logid, None, ""
+        reported = {"name": request.name, "method": request.method, "clientip": request.clientip}
+        return reported, request.logid, None, ""
 
 
-def test_the_url_stands_above_the_body_and_its_query_is_ignored():
-    with server_for(Op("echo", [TellsRequest()]), name=None) as server:
+def test_the_url_overrides_the_body_and_its_query_is_ignored():
+    with server_for(Op("echo", [ReturnsRequestFields()]), name=None) as server:
         body = b'{"name": "other", "method": "other", "clientip": "1.2.3.4", "logid": "7"}'
-        told = pairs_of(ask(server, request(body, path="/svc/predict?name=evil&logid=x#y")))
-        assert told == {"name": "svc", "method": "predict", "clientip": "1.2.3.4"}
+        pairs = pairs_of(ask(server, request(body, path="/svc/predict?name=evil&logid=x#y")))
+        assert pairs == {"name": "svc", "method": "predict", "clientip": "1.2.3.4"}
         absolute = request(body, path="http://elsewhere:80/svc/predict")
-        assert pairs_of(ask(server, absolute)) == told
+        assert pairs_of(ask(server, absolute)) == pairs
 
 
 def test_names_may_be_percent_encoded():
-    with server_for(Op("echo", [TellsRequest()]), name="服务 1") as server:
+    with server_for(Op("echo", [ReturnsRequestFields()]), name="服务 1") as server:
         answer = ask(server, request(path="/%E6%9C%8D%E5%8A%A1%201/%70redict"))
         assert pairs_of(answer)["name"] == "服务 1"
         assert pairs_of(answer)["method"] == "predict"
@@ -228,7 +228,7 @@ def test_other_methods_are_not_allowed(echo, method):
     assert answer.headers["allow"] == "POST"
 
 
-def test_head_is_answered_without_a_body_and_the_connection_goes_on(echo):
+def test_head_is_answered_without_a_body_and_the_connection_continues(echo):
     with connect(echo) as connection:
         for path, status in (("/svc/prediction", 405), ("/health/live", 200), ("/svc", 404)):
             connection.send(request(method="HEAD", path=path))
@@ -259,7 +259,7 @@ def test_head_is_answered_without_a_body_and_the_connection_goes_on(echo):
         (b"key=a&value=1", "not JSON"),
     ],
 )
-def test_what_is_no_request_is_refused_with_the_reason(echo, body, text):
+def test_an_invalid_request_is_refused_with_the_reason(echo, body, text):
     assert_refused(ask(echo, request(body)), 400, 8000, text)
 
 
@@ -267,7 +267,7 @@ def test_pairs_that_do_not_match_are_the_applications_error(echo):
     assert_refused(ask(echo, request(b'{"key": ["a"]}')), 200, 8000, "1 keys but 0 values")
 
 
-def test_a_body_at_the_limit_is_taken_and_one_above_it_is_not(echo):
+def test_a_body_at_the_limit_is_accepted_and_one_above_it_is_not(echo):
     frame = body_of(a="")
     most = body_of(a="x" * (LIMIT - len(frame)))
     assert len(most) == LIMIT
@@ -276,7 +276,7 @@ def test_a_body_at_the_limit_is_taken_and_one_above_it_is_not(echo):
     assert_refused(ask(echo, request(most + b" ")), 413, 8000, f"{LIMIT} bytes")
 
 
-def test_a_content_length_above_the_limit_is_refused_before_the_body_is_sent(echo):
+def test_a_content_length_above_the_limit_is_refused_before_the_body(echo):
     with connect(echo) as connection:
         connection.send(request(length=LIMIT + 1))
         answer = connection.answer()
@@ -294,7 +294,7 @@ def test_chunks_above_the_limit_are_refused_before_the_last_one(echo):
         assert connection.is_at_end()
 
 
-def test_a_client_that_sends_it_all_before_it_reads_sees_why_it_was_refused(echo):
+def test_a_client_that_sends_all_before_reading_receives_the_refusal(echo):
     body = b"x" * (20 * 2**20)  # more than the kernel buffers
     status, answer = post(echo, body)
     assert (status, answer["err_no"]) == (413, 8000)
@@ -303,7 +303,7 @@ def test_a_client_that_sends_it_all_before_it_reads_sees_why_it_was_refused(echo
 
 
 @pytest.mark.parametrize("path", ["/", "/svc/prediction"])
-def test_an_answer_that_comes_before_the_body_ends_the_connection(echo, path):
+def test_an_answer_before_the_body_ends_the_connection(echo, path):
     with connect(echo) as connection:
         connection.send(request(length=10, path=path, method="PUT"))
         answer = connection.answer()
@@ -323,7 +323,7 @@ def test_gzip_is_unpacked(echo, encoding):
 
 
 @pytest.mark.parametrize("encoding", ["identity", "Identity ", ""])
-def test_identity_is_no_encoding(echo, encoding):
+def test_identity_is_accepted_as_an_encoding(echo, encoding):
     answer = ask(echo, request(body_of(a="1"), f"Content-Encoding: {encoding}"))
     assert pairs_of(answer) == {"a": "1"}
 
@@ -369,7 +369,7 @@ def test_a_gzip_bomb_is_not_unpacked_beyond_the_limit(echo):
 
 
 @pytest.mark.parametrize("value", ["20S", "1H", "99999999M", "20000m", "20000000u", " \t20S\t "])
-def test_a_deadline_that_is_far_changes_nothing(echo, value):
+def test_a_distant_deadline_changes_nothing(echo, value):
     assert ask(echo, request(b"", f"Grpc-Timeout: {value}")).json == EMPTY
 
 
@@ -460,7 +460,7 @@ def free_ports() -> tuple[int, int]:
         return server.rpc_port, server.http_port
 
 
-def test_a_request_that_comes_while_ops_are_initialised_waits_for_them(free_ports):
+def test_a_request_during_init_op_waits_for_it(free_ports):
     release = threading.Event()
 
     class Slow(Op):
@@ -552,7 +552,7 @@ def test_garbage_behind_a_request_does_not_take_its_answer(echo):
         assert connection.is_at_end()
 
 
-def test_a_request_that_comes_byte_by_byte_is_understood(echo):
+def test_a_request_sent_byte_by_byte_is_parsed(echo):
     with connect(echo) as connection:
         for byte in request(chunked(body_of(a="1")), "Transfer-Encoding: chunked"):
             connection.send(bytes([byte]))
@@ -567,7 +567,7 @@ def test_chunks_with_extensions_and_trailers_are_understood(echo):
             assert connection.answer().json == EMPTY
 
 
-def test_a_client_that_asks_before_it_sends_is_told_to_go_on(echo):
+def test_expect_100_continue_is_answered(echo):
     body = body_of(a="1")
     with connect(echo) as connection:
         connection.send(request(b"", "Expect: 100-continue", length=len(body)))
@@ -580,7 +580,9 @@ def test_a_client_that_asks_before_it_sends_is_told_to_go_on(echo):
 @pytest.mark.parametrize(
     ("path", "length", "status"), [("/svc/p", LIMIT + 1, 413), ("/nowhere", 2, 404)]
 )
-def test_a_client_that_asks_before_it_sends_is_spared_the_body(echo, path, length, status):
+def test_expect_100_continue_of_an_invalid_request_is_refused_before_the_body(
+    echo, path, length, status
+):
     with connect(echo) as connection:
         connection.send(request(b"", "Expect: 100-continue", length=length, path=path))
         answer = connection.answer()
@@ -604,7 +606,7 @@ def test_an_offer_of_http_2_is_declined(echo):
         assert connection.is_at_end()
 
 
-def test_the_server_is_no_proxy(echo):
+def test_connect_is_refused(echo):
     assert_refused(ask(echo, b"CONNECT a:1 HTTP/1.1\r\n\r\n", "GET"), 405, 8000, "not a proxy")
 
 
@@ -623,7 +625,7 @@ def test_the_server_is_no_proxy(echo):
         request(chunked(b"{}"), "Transfer-Encoding: chunked", "Content-Length: 2"),
     ],
 )
-def test_what_is_no_http_is_refused_in_the_shape_of_a_response(echo, raw):
+def test_invalid_http_is_refused_with_a_response(echo, raw):
     with connect(echo) as connection:
         connection.send(raw)
         answer = connection.answer()
@@ -642,8 +644,8 @@ def test_what_is_no_http_is_refused_in_the_shape_of_a_response(echo, raw):
         (request(path="/" + "x" * 65_535), 431, "longer than 65536 bytes"),
         (request(path="http://x/?" + "x" * 100_000), 431, "longer than 65536 bytes"),
         *(
-            (request(chunked(b"{}"), *codings), 400, f'its Transfer-Encoding is "{told}": send')
-            for codings, told in (
+            (request(chunked(b"{}"), *codings), 400, f'its Transfer-Encoding is "{reported}": send')
+            for codings, reported in (
                 (["Transfer-Encoding: gzip, chunked"], "gzip, chunked"),
                 (["Transfer-Encoding: gzip", "Transfer-Encoding: chunked"], "gzip, chunked"),
                 (["Transfer-Encoding: \xe9, Chunked"], "\xe9, Chunked"),
@@ -723,7 +725,7 @@ def test_a_client_that_leaves_with_pipelined_requests_frees_its_places(holds):
             holds.release.set()
 
 
-def test_a_client_that_does_not_read_its_answer_does_not_keep_the_server_from_stopping(open_files):
+def test_a_client_that_does_not_read_its_answer_does_not_delay_the_stop(open_files):
     class Large(Op):
         def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
             return {"x": "x" * (30 * 2**20)}, None, ""
@@ -789,12 +791,12 @@ class Door:
         """All that the server says, until it hangs up."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._door.port)
         try:
-            said = b""
+            text = b""
             for piece in pieces:
                 writer.write(piece)
                 if piece.endswith(b"}"):  # a whole request
-                    said += await asyncio.wait_for(reader.readuntil(b"}"), 30)
-            return said + await asyncio.wait_for(reader.read(), 30)
+                    text += await asyncio.wait_for(reader.readuntil(b"}"), 30)
+            return text + await asyncio.wait_for(reader.read(), 30)
         finally:
             writer.close()
             await writer.wait_closed()
@@ -809,8 +811,8 @@ class Shelf:
     async def answer(self, request):
         if request.method == "DELETE":
             raise HttpError(410, PackageError("gone"))
-        told = [request.raw_path, request.query, request.headers[b"x-mine"].decode()]
-        body = ",".join(told).encode() + b"," + await request.read()
+        reported = [request.raw_path, request.query, request.headers[b"x-mine"].decode()]
+        body = ",".join(reported).encode() + b"," + await request.read()
         return WebResponse(201, body, b"text/plain", ((b"x-site", b"yes"),))
 
 
@@ -836,7 +838,7 @@ def test_a_site_answers_for_its_own_paths():
 
 
 @on_loop
-async def test_what_a_site_does_ends_when_its_caller_leaves():
+async def test_a_site_is_cancelled_when_its_client_disconnects():
     class Waits:
         def __init__(self):
             self.begun, self.cancelled = asyncio.Event(), asyncio.Event()
@@ -864,7 +866,7 @@ async def answers_at_once(request, timeout_s):
     return pipeline_service_pb2.Response()
 
 
-def test_an_unforeseen_error_is_an_internal_error_in_the_shape_of_a_response(caplog):
+def test_an_unexpected_exception_is_an_internal_error_response(caplog):
     async def fails(request, timeout_s):
         raise ZeroDivisionError("our defect")
 
@@ -904,7 +906,7 @@ def test_an_answer_that_cannot_be_written_ends_the_connection(caplog):
     ],
     ids=["silence", "half a head", "half a second head", "a blank line"],
 )
-def test_a_connection_on_which_nothing_happens_is_closed(pieces):
+def test_an_idle_connection_is_closed(pieces):
     async def test():
         async with Door(answers_at_once, read_timeout_s=0.05) as door:
             return await door.talk(*pieces)
@@ -945,7 +947,7 @@ def test_patience_is_with_the_caller_not_with_the_answer():
 
 
 @virtual
-async def test_a_door_that_nobody_is_at_closes_without_waiting():
+async def test_a_frontend_without_connections_closes_without_waiting():
     loop = asyncio.get_running_loop()
     async with Door(answers_at_once):
         before = loop.time()
@@ -955,7 +957,7 @@ async def test_a_door_that_nobody_is_at_closes_without_waiting():
 # Too many connections ---------------------------------------------------------------------
 
 
-def test_connections_that_say_nothing_give_way_and_those_at_work_do_not(monkeypatch):
+def test_idle_connections_are_closed_for_new_ones_and_busy_ones_are_not(monkeypatch):
     monkeypatch.setattr("pipeline.frontends.http.listener.most_open_files", lambda: 8)
     entered, release = threading.Semaphore(0), threading.Event()
 

@@ -54,10 +54,10 @@ def test_a_server_that_stops_ends_its_streams_with_an_error():
         heard.line()
         stopping = threading.Thread(target=server.stop)
         stopping.start()
-        name, told = heard.events()[-1]
+        name, reported = heard.events()[-1]
         stage.gate.set()
         stopping.join()
-    assert (name, told["err_no"]) == ("error", 3001)
+    assert (name, reported["err_no"]) == ("error", 3001)
 
 
 def test_a_server_that_drains_lets_its_streams_end():
@@ -83,7 +83,7 @@ def is_ready(port: int | None) -> bool:
         return False
 
 
-def test_a_caller_who_does_not_read_does_not_keep_the_server_from_stopping(monkeypatch):
+def test_a_client_that_does_not_read_does_not_delay_the_stop(monkeypatch):
     complaints: list[object] = []
     monkeypatch.setattr(routes._LOGGER, "error", lambda *said, **_: complaints.append(said))
     stage = Stage()

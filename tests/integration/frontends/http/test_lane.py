@@ -56,12 +56,12 @@ class Service:
 
 
 async def _answers(reader: asyncio.StreamReader, count: int) -> list[bytes]:
-    found = []
+    collected = []
     for _ in range(count):
         head = await reader.readuntil(b"\r\n\r\n")
         size = int(head.lower().partition(b"content-length: ")[2].split()[0])
-        found.append(await reader.readexactly(size))
-    return found
+        collected.append(await reader.readexactly(size))
+    return collected
 
 
 def on_each_loop(test: Callable[[Service], Awaitable[None]]) -> Callable[..., None]:
@@ -87,12 +87,12 @@ def _body(text: str) -> bytes:
 
 
 @on_each_loop
-async def test_who_does_not_read_is_not_read_from_and_finds_all_answers_later(service):
+async def test_a_client_that_does_not_read_is_not_read_from_and_gets_all_answers_later(service):
     asked = request(_body("x" * 20_000))
     with socket.create_connection(("127.0.0.1", service.frontend.port)) as caller:
         caller.setblocking(False)
         sent = 0
-        while not any(each.is_full for each in service.connections):
+        while not any(connection.is_full for connection in service.connections):
             assert sent < ENOUGH_BYTES, "it reads on and on"
             service.entered.clear()
             assert caller.send(asked) == len(asked), "all before was read"
@@ -108,21 +108,21 @@ async def test_who_does_not_read_is_not_read_from_and_finds_all_answers_later(se
         if sent % len(asked):
             writer.write(asked[sent % len(asked) :])
             sent += len(asked) - sent % len(asked)
-        found = await _answers(reader, sent // len(asked))
-        assert all(json.loads(body)["value"] == ["x" * 20_000] for body in found)
+        answers = await _answers(reader, sent // len(asked))
+        assert all(json.loads(body)["value"] == ["x" * 20_000] for body in answers)
         writer.close()
 
 
 @on_each_loop
-async def test_a_connection_goes_on_behind_what_is_unusual_or_large(service):
+async def test_a_connection_continues_after_general_and_large_requests(service):
     reader, writer = await asyncio.open_connection("127.0.0.1", service.frontend.port)
     usual = request(_body("usual"))
     writer.write(usual * 2 + request(path="/svc/large") + usual)
-    found = await _answers(reader, 4)
-    assert [len(body) > 3_000_000 for body in found] == [False, False, True, False]
+    answers = await _answers(reader, 4)
+    assert [len(body) > 3_000_000 for body in answers] == [False, False, True, False]
     writer.write(request(chunked(_body("chunks")), "Transfer-Encoding: chunked") + usual)
-    found = await _answers(reader, 2)
-    assert [json.loads(body)["value"] for body in found] == [["chunks"], ["usual"]]
+    answers = await _answers(reader, 2)
+    assert [json.loads(body)["value"] for body in answers] == [["chunks"], ["usual"]]
     writer.close()
 
 

@@ -150,7 +150,7 @@ async def test_bodies_come_in_pieces_one_behind_the_other_and_go_back(door):
 
 
 @by_sockets
-async def test_other_ways_to_send_a_body_are_taken_as_ever(door):
+async def test_other_encodings_of_a_large_body_are_accepted(door):
     body = b"\1" * SIZE
     whole = request(body)
     _, _, rest = whole.partition(b"\r\n\r\n")
@@ -178,7 +178,7 @@ async def test_other_ways_to_send_a_body_are_taken_as_ever(door):
 
 
 @by_sockets
-async def test_what_is_wrong_is_told_and_the_connection_goes_on(door):
+async def test_an_invalid_large_body_is_refused_and_the_connection_continues(door):
     reader, writer = await door.connect()
     whole = request(b"\1" * SIZE)
     for wrong, text in (
@@ -187,16 +187,16 @@ async def test_what_is_wrong_is_told_and_the_connection_goes_on(door):
     ):
         for _ in range(3):
             writer.write(wrong)
-            status, _, told = await answer(reader)
+            status, _, reported = await answer(reader)
             assert status == 400
-            assert text in told
+            assert text in reported
             writer.write(whole)
             assert total(await answer(reader)) == SIZE
     writer.close()
 
 
 @by_sockets
-async def test_a_caller_that_leaves_or_stops_in_the_midst_holds_nothing(door):
+async def test_a_client_that_leaves_or_stops_within_a_body_holds_no_memory(door):
     whole = request(b"\1" * SIZE)
     for known in (False, True):
         if known:
@@ -231,7 +231,7 @@ async def test_an_op_may_keep_its_input(door):
     writer.close()
 
 
-async def reads_nothing(door):
+async def read_no_answers(door):
     reader, writer = await door.connect()
     whole = request(b"\1" * (20 * MIB), outputs=("x",))
     for _ in range(3):
@@ -245,11 +245,11 @@ async def reads_nothing(door):
     writer.transport.abort()
 
 
-def test_one_that_does_not_read_its_answers_holds_them_until_it_leaves():
-    run_with(reads_nothing, loops=(uvloop.new_event_loop,))  # asyncio's own loop copies them
+def test_unread_answers_are_held_until_the_client_leaves():
+    run_with(read_no_answers, loops=(uvloop.new_event_loop,))  # asyncio's own loop copies them
 
 
-def test_where_the_room_is_full_bodies_lie_elsewhere():
+def test_without_room_bodies_are_in_other_memory():
     async def ask(door):
         held = door.memory.place(MIB)
         reader, writer = await door.connect()
@@ -263,7 +263,7 @@ def test_where_the_room_is_full_bodies_lie_elsewhere():
     run_with(ask, region_bytes=2 * MIB)
 
 
-def test_a_server_that_drains_takes_the_rest_of_a_body_and_hangs_up():
+def test_a_draining_server_accepts_the_rest_of_a_body_and_closes():
     async def ask(door):
         reader, writer = await door.connect()
         whole = request(b"\1" * SIZE)
@@ -322,7 +322,7 @@ def test_in_a_turn_of_the_loop_few_of_many_bodies_are_read():
     run_with(ask)
 
 
-def test_what_a_turn_of_the_loop_does_does_not_depend_on_the_size():
+def test_the_work_of_a_loop_iteration_does_not_depend_on_the_size():
     costs = {}
 
     async def ask(door):
@@ -339,7 +339,7 @@ def test_what_a_turn_of_the_loop_does_does_not_depend_on_the_size():
             def finish(transport=transport):
                 transport.protocol.buffer_updated(len(transport.protocol.get_buffer(-1)))
 
-            found = []
+            collected = []
             for number in range(12):
                 transport.written = b""
                 before = tracemalloc.get_traced_memory()[0]
@@ -356,8 +356,8 @@ def test_what_a_turn_of_the_loop_does_does_not_depend_on_the_size():
                 grown = tracemalloc.get_traced_memory()[1] - before
                 assert transport.written.startswith(b"HTTP/1.1 200")
                 if number >= 6:
-                    found.append((bytecodes, grown < 100_000))
-            costs.setdefault(loop.__class__, []).append(min(found))
+                    collected.append((bytecodes, grown < 100_000))
+            costs.setdefault(loop.__class__, []).append(min(collected))
             transport.leave()
 
     tracemalloc.start()
@@ -365,6 +365,6 @@ def test_what_a_turn_of_the_loop_does_does_not_depend_on_the_size():
         run_with(ask, loops=(uvloop.new_event_loop,))
     finally:
         tracemalloc.stop()
-    (found,) = costs.values()
-    assert found[0] == found[1]
-    assert found[0][1]
+    (result,) = costs.values()
+    assert result[0] == result[1]
+    assert result[0][1]

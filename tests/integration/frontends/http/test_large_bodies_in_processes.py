@@ -26,7 +26,7 @@ SIZE = 150_528
 DIES, FAILS, WAITS = 66, 67, 68
 
 
-class Keeps(Op):
+class StoresInputs(Op):
     """Adds up the first bytes of its inputs, writes into them and keeps them."""
 
     gate: Path  # requests that ask for it wait as long as it is there
@@ -50,8 +50,8 @@ class Keeps(Op):
             raise ValueError("as asked")
         x[1:] = 7
         self.kept.append(x)
-        total = sum(int(each[0]) for each in self.kept)
-        assert all((each[1:] == 7).all() for each in self.kept)
+        total = sum(int(item[0]) for item in self.kept)
+        assert all((item[1:] == 7).all() for item in self.kept)
         return {"sum": np.array([total]), "x": x}, False, None, ""
 
     def postprocess(self, input_dicts, fetched, data_id, log_id):
@@ -88,7 +88,7 @@ class Looks(Filter):
 
 @pytest.fixture
 def server():
-    op = Keeps("keeps", [RequestOp()], concurrency=1, retry=1)
+    op = StoresInputs("keeps", [RequestOp()], concurrency=1, retry=1)
     with server_for(op, dag={"is_thread_op": False}) as running:
         yield running
         wait_until(lambda: used(running) == 0)
@@ -142,23 +142,23 @@ def test_a_model_writes_into_its_inputs_and_keeps_them(caller):
             assert data[8:] == bytes([first]) + bytes([7]) * (SIZE - 1)
 
 
-def test_nothing_is_left_of_requests_whose_worker_dies_or_fails(server, caller):
+def test_a_request_whose_worker_dies_or_fails_leaves_no_memory(server, caller):
     for _ in range(4):
         assert caller.ask(1)[0] == 200
     for first in (FAILS, DIES, FAILS):
-        status, told = caller.ask(first)
-        assert status >= 500, told
+        status, reported = caller.ask(first)
+        assert status >= 500, reported
         wait_until(lambda: used(server) == 0)
         assert caller.ask(1)[0] == 200
 
 
-def test_nothing_is_left_of_a_caller_that_stops_in_the_midst(server, caller):
+def test_a_client_that_stops_within_a_body_leaves_no_memory(server, caller):
     for _ in range(4):
         assert caller.ask(1)[0] == 200
-    said = b"POST /api/svc HTTP/1.1\r\nHost: h\r\nContent-Type: image/png\r\n"
-    said += b"Content-Length: 90000\r\n\r\n"
+    text = b"POST /api/svc HTTP/1.1\r\nHost: h\r\nContent-Type: image/png\r\n"
+    text += b"Content-Length: 90000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", server.http_port)) as sock:
-        sock.sendall(said + bytes(50_000))
+        sock.sendall(text + bytes(50_000))
         wait_until(lambda: used(server) == 1)
     wait_until(lambda: used(server) == 0)
     assert caller.ask(1)[0] == 200
@@ -170,20 +170,20 @@ def test_files_of_a_form_are_bytes_and_not_copied(server, caller):
     body = b"--b\r\n" + head + b"p" * 200_000 + b"\r\n--b--\r\n"
     for _ in range(3):
         kind = {"Content-Type": "multipart/form-data; boundary=b"}
-        status, told = caller.post("/api/svc", body, kind)
-        assert (status, json.loads(told)) == (200, {"n": "200000", "first": "p"})
+        status, reported = caller.post("/api/svc", body, kind)
+        assert (status, json.loads(reported)) == (200, {"n": "200000", "first": "p"})
     wait_until(lambda: used(server) == 0)
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
 def test_a_picture_of_api_is_bytes(caller, size):
     for _ in range(3):
-        status, told = caller.post("/api/svc", b"p" * size, {"Content-Type": "image/jpeg"})
-        assert (status, json.loads(told)) == (200, {"n": str(size), "first": "p"})
+        status, reported = caller.post("/api/svc", b"p" * size, {"Content-Type": "image/jpeg"})
+        assert (status, json.loads(reported)) == (200, {"n": str(size), "first": "p"})
 
 
 @pytest.mark.parametrize("is_thread_op", [False, True])
-def test_a_picture_is_answered_from_where_it_lies(monkeypatch, is_thread_op):
+def test_a_picture_is_answered_without_a_copy(monkeypatch, is_thread_op):
     """A picture is not copied and no thread writes it; any other answer is written as before."""
     copied = []
 
@@ -198,9 +198,11 @@ def test_a_picture_is_answered_from_where_it_lies(monkeypatch, is_thread_op):
         for end in (b"plain", b"array", b"json", b"plain"):
             body = bytes(range(256)) * 400 + end
             for _ in range(3):
-                status, told = caller.post("/api/svc", body, {"Content-Type": "image/png"})
-                found = base64.b64decode(json.loads(told)["image"]) if end == b"json" else told
-                assert (status, found) == (200, body)
+                status, reported = caller.post("/api/svc", body, {"Content-Type": "image/png"})
+                document = (
+                    base64.b64decode(json.loads(reported)["image"]) if end == b"json" else reported
+                )
+                assert (status, document) == (200, body)
         caller.close()
         assert {bytes(end) for end in copied} == {b"array", b"\xffjson"}
         if not is_thread_op:
@@ -224,9 +226,9 @@ EDGES = pytest.mark.parametrize("edge", ["embedded", "gateway"])
 
 @EDGES
 @pytest.mark.usefixtures("gateway_binary")
-def test_what_finds_no_room_in_shared_memory_goes_by_sockets(edge):
+def test_without_shared_memory_bodies_use_sockets(edge):
     """A region has 1 MiB here, which no body and no answer fits."""
-    op = Keeps("keeps", [RequestOp()], concurrency=1)
+    op = StoresInputs("keeps", [RequestOp()], concurrency=1)
     dag = {"is_thread_op": False, "shared_memory_mib": 1}
     with server_for(op, dag=dag, edge=edge) as running:
         caller = Caller(running)
@@ -241,18 +243,18 @@ def test_what_finds_no_room_in_shared_memory_goes_by_sockets(edge):
 
 def gateways():
     """Return the pids of the gateways that this process has started."""
-    found = []
+    collected = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
             if parent == str(os.getpid()) and "gateway" in os.readlink(path / "exe"):
-                found.append(int(path.name))
-    return found
+                collected.append(int(path.name))
+    return collected
 
 
 @pytest.mark.usefixtures("gateway_binary")
-def test_a_gateway_that_is_killed_leaves_nothing_of_what_was_under_way(tmp_path):
-    op = Keeps("keeps", [RequestOp()], concurrency=1)
+def test_a_killed_gateway_leaves_no_memory(tmp_path):
+    op = StoresInputs("keeps", [RequestOp()], concurrency=1)
     op.gate = tmp_path / "gate"
     with (
         server_for(op, dag={"is_thread_op": False}, edge="gateway") as running,

@@ -148,7 +148,7 @@ def test_a_request_is_answered(talk):
 @pytest.mark.parametrize(
     ("timeout_ns", "timeout_s"), [(-1, None), (0, 0.0), (1, 1e-9), (100_000_000, 0.1)]
 )
-def test_the_handle_is_given_the_time_that_the_caller_gives(talk, timeout_ns, timeout_s):
+def test_handle_receives_the_timeout_of_the_client(talk, timeout_ns, timeout_s):
     async def handle(request, timeout_s):
         return Response(value=[str(timeout_s)])
 
@@ -163,9 +163,9 @@ def test_the_handle_is_given_the_time_that_the_caller_gives(talk, timeout_ns, ti
     ("takes_trace", "trace", "told"),
     [(True, TRACE, (TRACE,)), (True, "ÿ", ("ÿ",)), (True, "", ()), (False, TRACE, ())],
 )
-def test_the_handle_is_told_the_callers_trace_if_it_takes_one(talk, takes_trace, trace, told):
+def test_handle_receives_the_trace_of_the_client_if_it_has_a_route(talk, takes_trace, trace, told):
     async def handle(request, timeout_s, *route):
-        return Response(value=[each.traceparent for each in route])
+        return Response(value=[item.traceparent for item in route])
 
     async def test(gateway):
         gateway.say(ask(1, "text", trace=trace))
@@ -175,14 +175,14 @@ def test_the_handle_is_told_the_callers_trace_if_it_takes_one(talk, takes_trace,
 
 
 @pytest.mark.parametrize("size", [1, 300_000])
-def test_the_handle_is_told_the_headers_that_are_forwarded(talk, size):
+def test_handle_receives_the_forwarded_headers(talk, size):
     async def handle(request, timeout_s, *route):
-        infos = [each.info for each in route]
+        infos = [item.info for item in route]
         return Response(value=[repr(dict(info.headers)) for info in infos if info is not None])
 
     async def test(gateway):
         request = Request(value=["x" * size])
-        for number, (headers, told) in enumerate(
+        for number, (headers, reported) in enumerate(
             [
                 ({"X-User": "\xe9va", "Other": "1", "Cookie": "secret"}, ({"x-user": "\xe9va"},)),
                 ({"X-Empty": "", "x-user": "1"}, ({"x-empty": "", "x-user": "1"},)),
@@ -192,23 +192,23 @@ def test_the_handle_is_told_the_headers_that_are_forwarded(talk, size):
             start=1,
         ):
             gateway.say(asking(number, request, trace=TRACE, headers=headers))
-            assert await gateway.hear() == answer(number, *map(repr, told))
+            assert await gateway.hear() == answer(number, *map(repr, reported))
 
     talk(test, handle, takes_trace=True, forwarding=HeaderForwarding("x-.*"))
 
 
-def test_a_gateway_is_told_what_the_server_has_and_wants():
+def test_the_gateway_receives_the_capabilities_of_the_server():
     async def said(**how: Any) -> Hello:
         async with opened_wire(**how) as (connection, wire):
             connection.data_received(OURS)
             await until(lambda: bool(wire.packets))
-            (kind, _, payload), told = said_in(b"".join(wire.packets))
-            assert (kind, told) == (HELLO, state(False))
+            (kind, _, payload), reported = said_in(b"".join(wire.packets))
+            assert (kind, reported) == (HELLO, state(False))
             return frames.read_hello(kind, payload)
 
     service = GrpcService("a.B", {"C": None}, {"D": None})  # type: ignore[dict-item]
     hello = run(said(services=[service], max_message_bytes=5, max_calls=7))
-    assert [(each.id, each.name, each.stream) for each in hello.methods] == [
+    assert [(method.id, method.name, method.stream) for method in hello.methods] == [
         (1, "inference", False),
         (2, "json", False),
         (3, "/baidu.paddle_serving.pipeline_serving.PipelineService/inference", False),
@@ -236,7 +236,7 @@ def test_answers_come_as_they_get_ready(talk):
     talk(test, holds)
 
 
-def test_messages_of_many_megabytes_pass_both_ways(talk):
+def test_messages_of_many_megabytes_pass_in_both_directions(talk):
     text = "x" * 20_000_000
 
     async def test(gateway):
@@ -285,13 +285,13 @@ async def is_broken(*_: Any) -> Any:
     ],
     ids=["overloaded", "no response", "closed", "misfit", "a bug"],
 )
-def test_a_failure_is_what_the_http_door_would_say(talk, caplog, handle, refusal):
+def test_a_failure_has_the_answer_of_the_http_frontend(talk, caplog, handle, refusal):
     async def test(gateway):
         gateway.say(ask(5))
-        said = await gateway.hear()
-        assert said[1] == 5
-        assert retry_after_s_of(said) == (65_535 if handle is is_full else 0)
-        return refusal_of(said)
+        hear = await gateway.hear()
+        assert hear[1] == 5
+        assert retry_after_s_of(hear) == (65_535 if handle is is_full else 0)
+        return refusal_of(hear)
 
     assert talk(test, handle) == refusal
     assert [record.getMessage() for record in caplog.records] == ["inference failed"] * (
@@ -300,7 +300,7 @@ def test_a_failure_is_what_the_http_door_would_say(talk, caplog, handle, refusal
     caplog.clear()  # of a traceback, which holds the request
 
 
-def test_what_is_no_request_is_refused_and_the_connection_goes_on(talk):
+def test_an_invalid_request_is_refused_and_the_connection_continues(talk):
     async def test(gateway):
         gateway.say(message(1, b"\xff"), ask(2, "next"))
         said = sorted([await gateway.hear(), await gateway.hear()])
@@ -367,8 +367,8 @@ async def wired(handle: Any = echo, **how: Any) -> AsyncIterator[tuple[Connectio
     data=st.data(),
 )
 def test_requests_are_the_same_however_their_bytes_are_cut(texts, trace, data):
-    asked = [ask(number, text, trace=trace) for number, text in enumerate(texts, start=1)]
-    stream = b"".join(each + reset(2**64 - 1, CANCELED) for each in asked)
+    tasks = [ask(number, text, trace=trace) for number, text in enumerate(texts, start=1)]
+    stream = b"".join(task + reset(2**64 - 1, CANCELED) for task in tasks)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
 
     async def test() -> list[Said]:
@@ -412,7 +412,7 @@ def test_answers_that_get_ready_together_are_one_packet():
     assert said_in(packet) == [answer(number, str(number)) for number in range(1, 11)]
 
 
-def test_a_size_that_is_only_said_takes_no_memory():
+def test_a_stated_size_allocates_no_memory():
     async def test() -> int:
         async with wired() as (connection, wire):
             tracemalloc.start()
@@ -459,7 +459,7 @@ def test_small_requests_pass_between_the_pieces_of_a_large_one(talk):
     talk(test)
 
 
-def test_a_request_whose_caller_has_left_leaves_no_pieces(talk):
+def test_a_cancelled_request_leaves_no_pieces(talk):
     async def test(gateway):
         begun = frame(OPEN, 1, OPENED.pack(-1, 0, 0) + b"\xff", MESSAGE | MORE, 1)
         gateway.say(begun, reset(1, CANCELED), frame(DATA, 1, b"\xff", MESSAGE | LAST))
@@ -502,9 +502,9 @@ def test_small_answers_pass_between_the_pieces_of_a_large_one():
         outbox.answer(3 + rounds, b"small")
         sheet.packets.clear()
         sheet.run_due()
-        found = said_in(b"".join(sheet.packets))
-        assert found[0] == (END, 3 + rounds, SUCCESS + b"small")
-        assert len(found) <= 7, "the event loop is not held up"
+        result = said_in(b"".join(sheet.packets))
+        assert result[0] == (END, 3 + rounds, SUCCESS + b"small")
+        assert len(result) <= 7, "the event loop is not held up"
         rounds += 1
     assert rounds >= 10
 
@@ -577,7 +577,7 @@ def test_a_large_answer_is_dropped_with_its_caller():
     assert {number for _, number, _ in said_in(b"".join(sheet.packets))} == {2}
 
 
-def test_requests_are_read_while_a_large_answer_is_taken():
+def test_requests_are_read_while_a_large_answer_is_written():
     async def test() -> None:
         async with wired() as (connection, wire):
             connection.data_received(ask(1, "x" * (4 * FRAME_BYTES)))
@@ -606,7 +606,7 @@ def test_a_ping_is_answered_at_once():
     run(test())
 
 
-def test_a_gateway_that_says_nothing_is_given_up(caplog):
+def test_a_silent_gateway_is_given_up(caplog):
     async def test() -> None:
         async with wired() as (connection, wire):
             for _ in range(5):
@@ -626,7 +626,7 @@ def test_a_gateway_that_says_nothing_is_given_up(caplog):
 # Who left ---------------------------------------------------------------------------------------
 
 
-def test_a_request_whose_caller_has_left_is_cancelled_and_not_answered(talk):
+def test_a_request_whose_client_left_is_cancelled_and_not_answered(talk):
     holds = Holds()
 
     async def test(gateway):
@@ -644,7 +644,7 @@ def test_a_request_whose_caller_has_left_is_cancelled_and_not_answered(talk):
     talk(test, holds)
 
 
-def test_who_leaves_when_the_answer_is_there_gets_none(talk):
+def test_a_client_that_leaves_when_the_answer_is_ready_gets_none(talk):
     holds = Holds()
 
     async def stubborn(request, timeout_s):
@@ -665,7 +665,7 @@ def test_who_leaves_when_the_answer_is_there_gets_none(talk):
     talk(test, stubborn)
 
 
-def test_a_gateway_that_is_gone_has_left_with_all_its_requests(folder, open_files):
+def test_a_disconnected_gateway_cancels_all_its_requests(folder, open_files):
     holds = Holds()
 
     async def test():
@@ -686,9 +686,7 @@ def test_a_gateway_that_is_gone_has_left_with_all_its_requests(folder, open_file
 # Readiness --------------------------------------------------------------------------------------
 
 
-def test_a_gateway_is_told_at_once_and_at_every_change_whether_the_server_is_ready(
-    folder, open_files
-):
+def test_a_gateway_receives_the_readiness_at_once_and_at_each_change(folder, open_files):
     async def test():
         async with opened(link_of(begin_of(echo), folder / "0.link"), is_ready=False) as door:
             streams = await asyncio.open_unix_connection(str(folder / "0.link"))
@@ -708,7 +706,7 @@ def test_a_gateway_is_told_at_once_and_at_every_change_whether_the_server_is_rea
 
 
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_gateway_is_told_of_a_change_that_comes_before_its_hello(ready):
+def test_a_gateway_receives_a_change_of_readiness_before_its_hello(ready):
     async def test():
         door, wire = link_of(begin_of(echo), Path("nowhere")), Wire()
         await door.set_ready(not ready)
@@ -723,7 +721,7 @@ def test_a_gateway_is_told_of_a_change_that_comes_before_its_hello(ready):
     run(test())
 
 
-def test_a_gateway_that_asks_for_a_sign_of_life_is_told_how_many_calls_there_are():
+def test_a_pong_has_the_number_of_calls():
     holds = Holds()
 
     async def test() -> None:
@@ -773,7 +771,7 @@ def test_a_server_that_is_not_ready_answers_all_the_same(folder, open_files):
         (frame(CREDIT, 1, b"x"), "a CREDIT of 1 bytes"),
     ],
 )
-def test_what_is_no_frame_ends_its_connection_and_no_other(folder, open_files, caplog, said, why):
+def test_an_invalid_frame_ends_its_connection_and_no_other(folder, open_files, caplog, said, why):
     async def test():
         path, holds = folder / "0.link", Holds()
         door = link_of(begin_of(holds), path, max_message_bytes=LIMIT)
@@ -787,18 +785,18 @@ def test_what_is_no_frame_ends_its_connection_and_no_other(folder, open_files, c
 
     with caplog.at_level(logging.INFO):
         run(test())
-    (record,) = (each for each in caplog.records if each.name == "pipeline.frontends.link.server")
+    (record,) = (item for item in caplog.records if item.name == "pipeline.frontends.link.server")
     assert record.levelno == logging.WARNING
     assert why in record.getMessage()
 
 
-def test_a_request_of_the_largest_size_is_taken_and_a_larger_one_is_not(talk):
+def test_a_request_of_the_largest_size_is_accepted_and_a_larger_one_is_not(talk):
     async def test(gateway):
         gateway.say(ask(1, "x" * (LIMIT - 4), trace="t" * 60_000))
         assert refusal_of(await gateway.hear())[0] == 200
         gateway.say(ask(2, "x" * (LIMIT - 3), trace="t" * 60_000), ask(3, "next"))
-        said = await gateway.hear()
-        assert refusal_of(said) == (
+        hear = await gateway.hear()
+        assert refusal_of(hear) == (
             413,
             ErrorCode.RPC_PACKAGE_ERROR,
             f"the request is larger than max_message_bytes ({LIMIT} bytes)",
@@ -829,7 +827,7 @@ def test_a_door_that_stops_waits_for_the_requests_inside(folder, open_files):
     run(test())
 
 
-def test_a_door_that_stops_refuses_what_takes_too_long(folder, open_files):
+def test_a_stopping_frontend_refuses_slow_requests(folder, open_files):
     holds = Holds()
 
     async def test():
@@ -843,7 +841,7 @@ def test_a_door_that_stops_refuses_what_takes_too_long(folder, open_files):
     run(test())
 
 
-def test_who_is_refused_by_a_door_that_stops_is_told_so(folder, open_files):
+def test_a_request_refused_by_a_stopping_frontend_gets_the_reason(folder, open_files):
     holds = Holds()
 
     async def test():
@@ -879,7 +877,7 @@ def test_a_gateway_that_does_not_read_does_not_hold_up_the_end(folder, open_file
     run(test())
 
 
-def test_a_closed_door_takes_no_connections_and_keeps_those_that_there_are(folder, open_files):
+def test_a_closed_frontend_accepts_no_connections_and_keeps_existing_ones(folder, open_files):
     async def test():
         door = link_of(begin_of(echo), folder / "0.link")
         async with opened(door), linked(folder / "0.link") as gateway:
@@ -904,6 +902,6 @@ def test_a_door_may_be_stopped_twice_or_before_it_starts(folder, open_files):
     run(test())
 
 
-def test_a_door_that_cannot_listen_says_why(folder):
+def test_a_frontend_that_cannot_listen_gives_the_reason(folder):
     with pytest.raises(InitError, match=r"http_server: cannot listen on unix:.*No such file"):
         run(link_of(begin_of(echo), folder / "none" / "0.link").start())

@@ -152,14 +152,14 @@ def test_an_answer_may_come_later():
 def test_a_direct_method_that_fails_ends_its_call_and_no_other(asked, code, refusal):
     async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, asked, method=DIRECT), message(2, b"x", method=DIRECT))
-        heard = sorted([await gateway.hear(), await gateway.hear()], key=lambda each: each[1])
+        heard = sorted([await gateway.hear(), await gateway.hear()], key=lambda item: item[1])
         assert (code_of(heard[0]), refusal_of(heard[0])) == (code, refusal)
         assert heard[1] == (END, 2, SUCCESS + b"x")
 
     talk(test)
 
 
-def test_what_has_begun_for_a_caller_that_has_left_is_cancelled():
+def test_a_call_started_for_a_cancelled_request_is_cancelled():
     async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, b"wait", method=DIRECT))
         await until(lambda: bool(service.sinks))
@@ -172,7 +172,7 @@ def test_what_has_begun_for_a_caller_that_has_left_is_cancelled():
     talk(test)
 
 
-def test_who_leaves_in_the_middle_of_a_long_message_disturbs_no_other():
+def test_a_client_that_leaves_within_a_long_message_does_not_affect_others():
     async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, b"wait", method=DIRECT))
         begun = frame(OPEN, 2, OPENED.pack(-1, 0, 0) + b"be", MESSAGE | MORE, DIRECT)
@@ -184,7 +184,7 @@ def test_who_leaves_in_the_middle_of_a_long_message_disturbs_no_other():
     talk(test)
 
 
-def test_a_direct_method_knows_the_time_that_is_left():
+def test_a_direct_method_receives_the_remaining_time():
     async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, b"x", method=DIRECT))
         gateway.say(message(2, b"x", timeout_ns=10**12, method=DIRECT))

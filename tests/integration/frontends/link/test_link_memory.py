@@ -105,23 +105,23 @@ class Gateway:
                     came = await asyncio.get_running_loop().sock_recv(self._raw, 2**20)
                     assert came, "the server hung up"
                     self._rest += came
-                found = self._take()
-                _, said, flags, _, number = HEAD.unpack_from(found)
+                result = self._take()
+                _, said, flags, _, number = HEAD.unpack_from(result)
                 if said == kind:
-                    return flags, number, found[HEAD.size :]
+                    return flags, number, result[HEAD.size :]
 
     def read(self, places: bytes) -> bytes:
         """Return the bytes at the places that an END names."""
-        found = b""
+        result = b""
         while places:
             region, offset, size = PLACE.unpack_from(places)
             places = places[PLACE.size :]
             if region == frames.NO_REGION:
-                found, places = found + places[:size], places[size:]
+                result, places = result + places[:size], places[size:]
             else:
                 start = region * self._size + offset
-                found += self.whole[start : start + size]
-        return found
+                result += self.whole[start : start + size]
+        return result
 
     def unmap(self) -> None:
         """Let go of the memory."""
@@ -187,7 +187,7 @@ def test_a_message_in_memory_is_read_and_its_block_freed_with_the_next_frame(
 
 
 @pytest.mark.parametrize("is_placed", [True, False])
-def test_an_answer_lies_in_memory_until_the_gateway_has_read_it(
+def test_an_answer_stays_in_memory_until_the_gateway_has_read_it(
     memory: ServerMemory, tmp_path: Path, is_placed: bool
 ) -> None:
     """Also one that lay elsewhere: it is copied to where the gateway can read it."""
@@ -214,7 +214,9 @@ def test_an_answer_lies_in_memory_until_the_gateway_has_read_it(
     asyncio.run(run())
 
 
-def test_without_room_an_answer_goes_over_the_socket(memory: ServerMemory, tmp_path: Path) -> None:
+def test_without_room_an_answer_is_sent_over_the_socket(
+    memory: ServerMemory, tmp_path: Path
+) -> None:
     path = tmp_path / "link"
     taken = [memory.place(_REGION_BYTES // 2)]
     body = bytes(_LONG)
@@ -224,11 +226,11 @@ def test_without_room_an_answer_goes_over_the_socket(memory: ServerMemory, tmp_p
         link = link_of(begin_of(None), path, services=[service], memory=memory)
         async with sharing(link, path) as gateway:
             await gateway.say(frame(OPEN, 1, OPENED.pack(-1, 0, 0), MESSAGE | LAST, _UNARY))
-            found = b""
-            while len(found) < len(body) + 4:
+            result = b""
+            while len(result) < len(body) + 4:
                 flags, _, piece = await gateway.hear(frames.DATA)
-                found += piece
-            assert found == b"head" + body
+                result += piece
+            assert result == b"head" + body
             assert not flags & frames.MORE
             flags, _, payload = await gateway.hear(END)
             assert payload == SUCCESS
@@ -237,7 +239,7 @@ def test_without_room_an_answer_goes_over_the_socket(memory: ServerMemory, tmp_p
     del taken
 
 
-def test_an_answer_of_more_pieces_than_a_frame_names_goes_over_the_socket(
+def test_an_answer_with_too_many_pieces_is_sent_over_the_socket(
     memory: ServerMemory, tmp_path: Path
 ) -> None:
     path = tmp_path / "link"
@@ -250,10 +252,10 @@ def test_an_answer_of_more_pieces_than_a_frame_names_goes_over_the_socket(
         link = link_of(begin_of(None), path, services=[service], memory=memory)
         async with sharing(link, path) as gateway:
             await gateway.say(frame(OPEN, 1, OPENED.pack(-1, 0, 0), MESSAGE | LAST, _UNARY))
-            found = b""
-            while len(found) < sum(map(len, pieces)):
-                found += (await gateway.hear(frames.DATA))[2]
-            assert found == b"".join(pieces)
+            result = b""
+            while len(result) < sum(map(len, pieces)):
+                result += (await gateway.hear(frames.DATA))[2]
+            assert result == b"".join(pieces)
 
     asyncio.run(run())
 
@@ -278,7 +280,7 @@ def test_an_answer_that_takes_too_long_to_copy_ends_with_an_error(
     asyncio.run(run())
 
 
-def test_what_comes_in_memory_and_is_refused_is_freed(memory: ServerMemory, tmp_path: Path) -> None:
+def test_a_refused_message_in_memory_is_freed(memory: ServerMemory, tmp_path: Path) -> None:
     path = tmp_path / "link"
 
     async def run() -> None:
@@ -305,7 +307,7 @@ def test_a_place_that_is_not_the_gateways_ends_the_connection(
     assert memory.used == 0
 
 
-def test_memory_that_cannot_be_shared_leaves_nothing_open(
+def test_memory_that_cannot_be_shared_leaves_no_open_files(
     memory: ServerMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_more() -> tuple[int, int]:
@@ -317,7 +319,7 @@ def test_memory_that_cannot_be_shared_leaves_nothing_open(
             GatewayMemory(memory)
     shared = GatewayMemory(memory)
     assert shared.description.region == 1
-    os.close(given_by(shared))
+    os.close(descriptor_for_gateway(shared))
     shared.close()
     monkeypatch.setattr(memory, "open_region", no_more)
     before = os.listdir("/proc/self/fd")
@@ -327,23 +329,23 @@ def test_memory_that_cannot_be_shared_leaves_nothing_open(
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_memory_of_a_gateway_is_taken_back_when_it_has_unmapped_it(
+def test_memory_of_a_gateway_is_reused_after_it_was_unmapped(
     memory: ServerMemory, is_killed: bool
 ) -> None:
     """And not before: it may still write to its regions, and read the answers in others."""
 
     shared = GatewayMemory(memory)
-    held = given_by(shared)
+    held = descriptor_for_gateway(shared)
     process = subprocess.Popen(["sleep", "60"], pass_fds=[held])
 
     async def run() -> None:
         shared.is_mapped = True
         region, ended = shared.description.region, asyncio.Event()
         answer = memory.place(_LONG)
-        found = shared.in_reach([answer.data], FRAME_BYTES)
-        assert isinstance(found, InReach)
-        shared.keep(7, found)
-        del answer, found
+        in_reach = shared.in_reach([answer.data], FRAME_BYTES)
+        assert isinstance(in_reach, InReach)
+        shared.keep(7, in_reach)
+        del answer, in_reach
         body = shared.message(PLACE.pack(region, 64, _LONG))
         shared.leave(asyncio.get_running_loop(), ended.set)
         if is_killed:
@@ -367,7 +369,7 @@ def test_memory_of_a_gateway_is_taken_back_when_it_has_unmapped_it(
     asyncio.run(run())
 
 
-def given_by(shared: GatewayMemory) -> int:
+def descriptor_for_gateway(shared: GatewayMemory) -> int:
     """The end of a pipe that a gateway gets."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
@@ -378,9 +380,7 @@ def given_by(shared: GatewayMemory) -> int:
     return held
 
 
-def test_memory_is_taken_back_from_a_gateway_that_comes_again(
-    memory: ServerMemory, tmp_path: Path
-) -> None:
+def test_memory_of_a_reconnecting_gateway_is_reused(memory: ServerMemory, tmp_path: Path) -> None:
     """Its process continues, and its connection was given up."""
     path = tmp_path / "link"
 
@@ -410,7 +410,7 @@ def test_a_server_without_process_workers_has_memory_of_the_links_own(tmp_path: 
     asyncio.run(run())
 
 
-def test_what_is_long_is_copied_beside_the_loop(memory: ServerMemory) -> None:
+def test_long_answers_are_copied_outside_the_loop(memory: ServerMemory) -> None:
     async def run() -> None:
         shared = GatewayMemory(memory)
         offload = Offload(threads=1)
@@ -419,12 +419,12 @@ def test_what_is_long_is_copied_beside_the_loop(memory: ServerMemory) -> None:
         assert shared.in_reach(pieces, FRAME_BYTES) is pieces  # not mapped yet
         shared.is_mapped = True
         assert shared.in_reach(pieces, FRAME_BYTES) is None
-        found = await shared.copied(pieces, offload)
-        assert isinstance(found, InReach)
-        (piece,) = found.pieces
+        copied = await shared.copied(pieces, offload)
+        assert isinstance(copied, InReach)
+        (piece,) = copied.pieces
         assert bytes(piece) == b"".join(pieces)
-        assert shared.in_reach([b"h", piece], FRAME_BYTES) == ([b"h", piece], [b"h", *found.parts])
-        del found, piece
+        assert shared.in_reach([b"h", piece], FRAME_BYTES) == ([b"h", piece], [b"h", *copied.parts])
+        del copied, piece
         await offload.stop()
         shared.close()
 

@@ -77,24 +77,24 @@ def called(peer: Path, calls: list[dict[str, Any]], secret: str = "") -> list[di
             program = await asyncio.create_subprocess_exec(
                 peer, path, secret or "hush", stdin=-1, stdout=-1, stderr=-1, limit=2**30
             )
-            lines = b"".join(json.dumps(each).encode() + b"\n" for each in calls)
+            lines = b"".join(json.dumps(item).encode() + b"\n" for item in calls)
             said, errors = await asyncio.wait_for(program.communicate(lines), 120)
             await door.stop(0.0)
             if program.returncode:
                 raise subprocess.CalledProcessError(program.returncode, "linkpeer", stderr=errors)
-            return sorted(map(json.loads, said.splitlines()), key=lambda each: int(each["number"]))
+            return sorted(map(json.loads, said.splitlines()), key=lambda item: int(item["number"]))
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(main())
 
 
-def asked(method: str, *messages: bytes, number: int = 0, **how: Any) -> dict[str, Any]:
-    encoded = [base64.b64encode(each).decode() for each in messages]
+def call_of(method: str, *messages: bytes, number: int = 0, **how: Any) -> dict[str, Any]:
+    encoded = [base64.b64encode(message).decode() for message in messages]
     return {"method": method, "messages": encoded, "number": number, "seconds": -1.0} | how
 
 
 def messages_of(ended: dict[str, Any]) -> list[bytes]:
-    return [base64.b64decode(each) for each in ended["messages"]]
+    return [base64.b64decode(item) for item in ended["messages"]]
 
 
 MESSAGES = st.builds(
@@ -116,7 +116,7 @@ CALLS = st.tuples(
 @given(calls=st.lists(CALLS, max_size=12))
 def test_calls_of_all_kinds_and_sizes_come_back_as_they_went(peer, calls):
     made = [
-        asked(
+        call_of(
             method,
             *messages,
             number=at,
@@ -141,41 +141,41 @@ def test_calls_of_all_kinds_and_sizes_come_back_as_they_went(peer, calls):
             assert message == messages[0]
 
 
-def test_failures_are_told_in_full(peer):
+def test_failures_are_sent_with_all_fields(peer):
     full, failed = called(
         peer,
         [
-            asked("json", b"{}", number=1, metadata=[[":path", "/full/p"]]),
-            asked(FAIL, b"why", number=2),
+            call_of("json", b"{}", number=1, metadata=[[":path", "/full/p"]]),
+            call_of(FAIL, b"why", number=2),
         ],
     )
     retry = ["grpc-retry-pushback-ms", "5000"]
     assert full["trailers"] == [["pipeline-err-no", "3004"], retry]
-    assert [full[each] for each in ("code", "status", "err_no", "retry_after_s", "text")] == [
+    assert [full[item] for item in ("code", "status", "err_no", "retry_after_s", "text")] == [
         *(8, 503, 3004, 5, "no place")
     ]
     assert failed["trailers"] == [["pipeline-err-no", "51"], ["grpc-retry-pushback-ms", "3000"]]
-    assert [failed[each] for each in ("code", "status", "err_no", "retry_after_s", "text")] == [
+    assert [failed[item] for item in ("code", "status", "err_no", "retry_after_s", "text")] == [
         *(10, 409, 51, 3, "why")
     ]
 
 
-def test_json_passes_as_it_is(peer):
+def test_json_is_passed_unchanged(peer):
     body = '{"key":["a"],"value":["ä"]}'.encode()
     path = [[":path", "/n\u00e4me/mäthod"]]
-    (ended,) = called(peer, [asked("json", body, metadata=path)])
+    (ended,) = called(peer, [call_of("json", body, metadata=path)])
     assert json.loads(messages_of(ended)[0])["value"] == ["näme", "mäthod", "ä"]
 
 
-def test_what_there_is_not_is_said(peer):
+def test_a_missing_method_is_an_error(peer):
     none, kind = called(
         peer,
-        [asked("none", b"", number=1), asked(ECHO, b"", number=2, is_stream=True)],
+        [call_of("none", b"", number=1), call_of(ECHO, b"", number=2, is_stream=True)],
     )
     assert none["error"] == kind["error"] == "the server has no such method"
 
 
-def test_a_gateway_without_the_secret_is_told_so(peer, caplog):
+def test_a_gateway_without_the_secret_is_refused_with_the_reason(peer, caplog):
     with pytest.raises(subprocess.CalledProcessError) as failed:
         called(peer, [], secret="other")
     assert failed.value.stderr.strip() == b"it refuses the link: its secret is wrong"

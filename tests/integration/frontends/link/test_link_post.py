@@ -57,7 +57,7 @@ def post(body: bytes, target: bytes = b"/echo") -> bytes:
     return message(1, body, metadata=head, method=1)
 
 
-def heard(lane: Echo, path: Path, asked: bytes) -> tuple[int, bytes]:
+def answer_to(lane: Echo, path: Path, asked: bytes) -> tuple[int, bytes]:
     """The kind and payload of what the link says to a POST."""
 
     async def run() -> tuple[int, bytes]:
@@ -77,7 +77,7 @@ def heard(lane: Echo, path: Path, asked: bytes) -> tuple[int, bytes]:
 # With its head the longest short body is two frames.
 @pytest.mark.parametrize("size", [0, 1, SHORT_BYTES - 50, SHORT_BYTES])
 def test_a_short_body_of_any_size_is_answered(tmp_path: Path, size: int) -> None:
-    _, payload = heard(Echo(), tmp_path / "link", post(b"x" * size))
+    _, payload = answer_to(Echo(), tmp_path / "link", post(b"x" * size))
     assert payload == SUCCESS + b"%d" % size
 
 
@@ -89,16 +89,16 @@ def test_a_short_body_of_any_size_is_answered(tmp_path: Path, size: int) -> None
         (post(b"", b"/elsewhere"), True),
     ],
 )
-def test_what_is_not_for_the_lane_is_left_to_the_http_port(
+def test_a_request_that_the_lane_cannot_answer_is_left_to_the_http_port(
     tmp_path: Path, asked: bytes, is_by_head: bool
 ) -> None:
-    kind, payload = heard(Echo(), tmp_path / "link", asked)
+    kind, payload = answer_to(Echo(), tmp_path / "link", asked)
     assert (kind, payload[0], len(payload) > 1) == (RESET, LEFT, is_by_head)
 
 
-def test_the_head_of_an_answer_goes_along(tmp_path: Path) -> None:
+def test_an_answer_has_its_head(tmp_path: Path) -> None:
     lane = Echo(WebResponse(418, b"short", b"text/plain", ((b"retry-after", b"3"),)))
-    _, payload = heard(lane, tmp_path / "link", post(b"x"))
+    _, payload = answer_to(lane, tmp_path / "link", post(b"x"))
     _, status, _, _, _, size = ENDED.unpack_from(payload)
     assert status == 418
     assert payload[ENDED.size :][:size] == b"content-type\ntext/plain\nretry-after\n3\n"

@@ -127,7 +127,7 @@ def opening(number: int, method: int = ECHOES) -> bytes:
     return frame(OPEN, number, OPENED.pack(-1, 0, 0), 0, method)
 
 
-def said(number: int, data: bytes, flags: int = MESSAGE) -> bytes:
+def data_frame(number: int, data: bytes, flags: int = MESSAGE) -> bytes:
     return frame(DATA, number, data, flags)
 
 
@@ -142,13 +142,13 @@ async def hear(gateway: LinkPeer) -> Said:
 # Streams ----------------------------------------------------------------------------------------
 
 
-def test_a_stream_has_messages_both_ways_and_an_end():
+def test_a_stream_has_messages_in_both_directions_and_an_end():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(opening(1))
         for data in (b"a", b"", b"b" * 100):
-            gateway.say(said(1, data))
+            gateway.say(data_frame(1, data))
             assert await hear(gateway) == (DATA, 1, data)
-        gateway.say(said(1, b"", LAST))
+        gateway.say(data_frame(1, b"", LAST))
         assert await hear(gateway) == (END, 1, SUCCESS)
 
     talk(test)
@@ -165,10 +165,10 @@ def test_a_stream_may_have_one_message_or_none():
     talk(test)
 
 
-def test_long_messages_of_a_stream_pass_beside_short_calls():
+def test_long_messages_of_a_stream_do_not_block_short_calls():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, b"x" * (5 * FRAME_BYTES), method=ECHOES, is_last=False))
-        gateway.say(ask(2, "small"), said(1, b"", LAST))
+        gateway.say(ask(2, "small"), data_frame(1, b"", LAST))
         heard = [await gateway.hear() for _ in range(2)]
         assert (END, 1, SUCCESS + b"x" * (5 * FRAME_BYTES)) in heard
         assert (
@@ -182,22 +182,24 @@ def test_long_messages_of_a_stream_pass_beside_short_calls():
 
 def test_a_stream_ends_with_its_error_behind_its_answers():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
-        gateway.say(opening(1), said(1, b"a"), said(1, b"abort"), said(1, b"never"))
+        gateway.say(
+            opening(1), data_frame(1, b"a"), data_frame(1, b"abort"), data_frame(1, b"never")
+        )
         assert await hear(gateway) == (DATA, 1, b"a")
         ended = await hear(gateway)
         assert (code_of(ended), refusal_of(ended)) == (10, (409, 0, "why"))
-        gateway.say(said(1, b"late"), ask(2))  # which is passed over
+        gateway.say(data_frame(1, b"late"), ask(2))  # which is passed over
         assert (await hear(gateway))[1] == 2
 
     talk(test)
 
 
-def test_a_stream_whose_caller_has_left_is_cancelled():
+def test_a_stream_whose_client_left_is_cancelled():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         gateway.say(
             opening(1),
-            said(1, b"a"),
+            data_frame(1, b"a"),
             frame(OPEN, 2, OPENED.pack(-1, 0, 0) + b"x", MESSAGE | LAST, ECHO),
         )
         await until(lambda: service.taken == [1])
@@ -213,7 +215,7 @@ def test_a_stream_whose_caller_has_left_is_cancelled():
 def test_streams_end_behind_their_answers_when_the_server_stops():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
-        gateway.say(opening(1), said(1, b"a"))
+        gateway.say(opening(1), data_frame(1, b"a"))
         await until(lambda: service.taken == [1])
         stopping = asyncio.ensure_future(door.stop(30.0))
         assert await hear(gateway) == (GOAWAY, 0, (1).to_bytes(8) + b"the server stops")
@@ -230,10 +232,10 @@ def test_streams_end_behind_their_answers_when_the_server_stops():
     talk(test)
 
 
-def test_a_stream_whose_messages_have_all_come_goes_on_when_the_server_stops():
+def test_a_completed_stream_continues_when_the_server_stops():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
-        gateway.say(opening(1), said(1, b"a", MESSAGE | LAST))
+        gateway.say(opening(1), data_frame(1, b"a", MESSAGE | LAST))
         await until(lambda: service.taken == [1])
         stopping = asyncio.ensure_future(door.stop(30.0))
         assert await hear(gateway) == (GOAWAY, 0, (1).to_bytes(8) + b"the server stops")
@@ -249,11 +251,11 @@ def test_a_stream_whose_messages_have_all_come_goes_on_when_the_server_stops():
 # Credit -----------------------------------------------------------------------------------------
 
 
-def test_a_stream_that_is_not_taken_gives_no_credit_back():
+def test_an_unread_stream_returns_no_credit():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         count = STREAM_CREDIT // (FRAME_BYTES // 8)
-        gateway.say(opening(1), *(said(1, PIECE[: FRAME_BYTES // 8]) for _ in range(count)))
+        gateway.say(opening(1), *(data_frame(1, PIECE[: FRAME_BYTES // 8]) for _ in range(count)))
         await until(lambda: len(service.taken) == 1)
         gateway.say(ask(2))
         assert (await gateway.hear_frame())[:2] == (END, 2)  # and no CREDIT before it
@@ -262,17 +264,17 @@ def test_a_stream_that_is_not_taken_gives_no_credit_back():
         while back < STREAM_CREDIT:
             kind, number, payload = await gateway.hear_frame()
             back += frames.read_credit(payload) if (kind, number) == (CREDIT, 1) else 0
-        gateway.say(frames.credit(1, STREAM_CREDIT), *(said(1, PIECE) for _ in range(2)))
+        gateway.say(frames.credit(1, STREAM_CREDIT), *(data_frame(1, PIECE) for _ in range(2)))
         await until(lambda: len(service.taken) == count + 2)
 
     talk(test)
 
 
-def test_a_call_that_sends_more_than_it_has_credit_for_is_reset_and_no_other():
+def test_a_call_that_exceeds_its_credit_is_reset_and_no_other():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         count = STREAM_CREDIT // FRAME_BYTES + 2  # of the first the credit is given back, in halves
-        gateway.say(opening(1), *(said(1, PIECE) for _ in range(count)), ask(2))
+        gateway.say(opening(1), *(data_frame(1, PIECE) for _ in range(count)), ask(2))
         kind, number, payload = await hear(gateway)
         assert (kind, number, payload[0]) == (RESET, 1, OVERRUN)
         assert (await hear(gateway))[:2] == (END, 2)
@@ -281,39 +283,39 @@ def test_a_call_that_sends_more_than_it_has_credit_for_is_reset_and_no_other():
     talk(test)
 
 
-def test_what_streams_do_not_take_costs_no_other_call_its_credit():
+def test_unread_streams_do_not_use_the_credit_of_other_calls():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         streams = range(1, 2 + 64 * 2**20 // FRAME_BYTES)
         for number in streams:  # the first message is taken, the other one waits
-            gateway.say(opening(number), said(number, PIECE), said(number, PIECE))
+            gateway.say(opening(number), data_frame(number, PIECE), data_frame(number, PIECE))
         await until(lambda: len(service.taken) == len(streams))
         last = len(streams) + 1
-        gateway.say(opening(last), said(last, b"", LAST))
+        gateway.say(opening(last), data_frame(last, b"", LAST))
         assert await hear(gateway) == (END, last, SUCCESS)
 
     talk(test)
 
 
-def test_a_stream_waits_while_its_answers_are_not_taken():
+def test_a_stream_waits_while_its_answers_are_not_read():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         size = FRAME_BYTES // 8
         count = STREAM_CREDIT // size * 15 // 8
         gateway.say(opening(1))
-        sent = got = 0
+        sent = result = 0
         for _ in range(count):
-            gateway.say(said(1, PIECE[:size]))
+            gateway.say(data_frame(1, PIECE[:size]))
             sent += size
-            while got < min(sent, STREAM_CREDIT):
-                got += len((await hear(gateway))[2])
+            while result < min(sent, STREAM_CREDIT):
+                result += len((await hear(gateway))[2])
         await until(lambda: sum(service.taken) > STREAM_CREDIT)
         before = len(service.taken)
         gateway.say(ask(2))
         assert (await hear(gateway))[:2] == (END, 2)  # nothing more of the stream came
         assert before < count, "it waits"
-        gateway.say(frames.credit(1, 2 * STREAM_CREDIT), said(1, b"", LAST))
-        while got < sent:
-            got += len((await hear(gateway))[2])
+        gateway.say(frames.credit(1, 2 * STREAM_CREDIT), data_frame(1, b"", LAST))
+        while result < sent:
+            result += len((await hear(gateway))[2])
         assert await hear(gateway) == (END, 1, SUCCESS)
 
     talk(test)
@@ -322,9 +324,9 @@ def test_a_stream_waits_while_its_answers_are_not_taken():
 # Breaches, and what is refused ------------------------------------------------------------------
 
 
-def test_a_method_that_is_not_there_is_said():
+def test_a_missing_method_is_reset():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
-        gateway.say(message(1, b"", method=99), said(1, b"x"), ask(2))
+        gateway.say(message(1, b"", method=99), data_frame(1, b"x"), ask(2))
         assert await hear(gateway) == (RESET, 1, bytes([NO_METHOD]) + b"no method 99")
         assert (await hear(gateway))[:2] == (END, 2)
 
@@ -346,9 +348,9 @@ def test_calls_that_are_too_many_are_refused_and_safe_to_repeat():
 
 def test_a_message_of_a_stream_that_is_too_large_ends_it():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
-        gateway.say(opening(1), said(1, PIECE, MESSAGE | MORE), said(1, b"x"), ask(2))
+        gateway.say(opening(1), data_frame(1, PIECE, MESSAGE | MORE), data_frame(1, b"x"), ask(2))
         text = f"the request is larger than max_message_bytes ({FRAME_BYTES} bytes)"
-        first, second = sorted([await hear(gateway), await hear(gateway)], key=lambda each: each[1])
+        first, second = sorted([await hear(gateway), await hear(gateway)], key=lambda item: item[1])
         assert refusal_of(first) == (413, ErrorCode.RPC_PACKAGE_ERROR, text)
         assert second[:2] == (END, 2)
 
@@ -389,7 +391,7 @@ def test_the_time_to_answer_in_may_be_metadata_over_grpc(method, timeout_ns, met
     talk(test)
 
 
-def test_a_time_that_is_none_is_refused():
+def test_an_invalid_timeout_is_refused():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, b"", -1, b"pipeline-timeout\nsoon\n", GRPC_INFERENCE))
         status, err_no, text = refusal_of(await gateway.hear())
@@ -409,7 +411,7 @@ def test_a_time_that_is_none_is_refused():
         (b"/a", ["", ""]),
     ],
 )
-def test_json_is_asked_with_its_path(size, path, names):
+def test_json_is_called_with_its_path(size, path, names):
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         body = b'{"value":["%s"]}' % (b"x" * size)
         gateway.say(message(1, body, -1, b":path\n" + path + b"\n", JSON))
@@ -425,10 +427,10 @@ def test_json_is_asked_with_its_path(size, path, names):
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"value":1}', b'{"value":["' + b"x" * FRAME_BYTES])
-def test_json_that_is_none_is_refused(body):
+def test_invalid_json_is_refused(body):
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(message(1, body, -1, b":path\n/a/b\n", JSON), ask(2))
-        ends = sorted([await gateway.hear(), await gateway.hear()], key=lambda each: each[1])
+        ends = sorted([await gateway.hear(), await gateway.hear()], key=lambda item: item[1])
         status, err_no, text = refusal_of(ends[0])
         assert (status, err_no, code_of(ends[0])) == (400, ErrorCode.RPC_PACKAGE_ERROR, 3)
         assert text.startswith("the request ")
@@ -436,7 +438,7 @@ def test_json_that_is_none_is_refused(body):
     talk(test)
 
 
-def test_half_a_frame_is_no_sign_of_life():
+def test_a_partial_frame_is_not_a_sign_of_life():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         (connection,) = door.connections
         for at in range(3):
@@ -449,7 +451,7 @@ def test_half_a_frame_is_no_sign_of_life():
     talk(test)
 
 
-def test_head_sizes_are_those_of_the_format():
+def test_head_sizes_match_the_format():
     assert (HEAD.size, OPENED.size, len(SUCCESS)) == (16, 11, 13)
 
 

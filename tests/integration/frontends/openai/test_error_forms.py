@@ -37,7 +37,7 @@ def fails(*args: Any, **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_caller_whose_time_cannot_be_read(path):
+def test_an_invalid_timeout_is_refused_in_the_form_of_the_api(path):
     method = "GET" if path == "/v1/models" else "POST"
     with openai_server(options={}) as server:
         status, _, answer = http(server, method, path, ASKED, {"grpc-timeout": "soon"})
@@ -51,7 +51,7 @@ def test_a_caller_whose_time_cannot_be_read(path):
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}])
-def test_a_bug_is_told_in_the_form_of_the_api_and_logged(more, monkeypatch, capfd):
+def test_an_unexpected_exception_has_the_form_of_the_api_and_is_logged(more, monkeypatch, capfd):
     monkeypatch.setattr(Choice, "take", fails)
     monkeypatch.setattr(KeptResponses, "find", fails)
     monkeypatch.setattr(api_routes, "quick_object", fails)

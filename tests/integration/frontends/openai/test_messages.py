@@ -39,9 +39,9 @@ def events_of(server, content="say hello", **asked):
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
         events = [event.split("\n") for event in answer.read().decode().strip().split("\n\n")]
-    found = [(name.removeprefix("event: "), json.loads(data[6:])) for name, data in events]
-    assert all(name == said["type"] for name, said in found)
-    return found
+    document = [(name.removeprefix("event: "), json.loads(data[6:])) for name, data in events]
+    assert all(name == said["type"] for name, said in document)
+    return document
 
 
 def test_a_message(server):
@@ -70,7 +70,7 @@ def test_events_of_a_text(server):
         *("content_block_stop", "message_delta", "message_stop"),
     ]
     deltas = [said["delta"] for name, said in events if name == "content_block_delta"]
-    assert "".join(each["text"] for each in deltas) == TEXT
+    assert "".join(item["text"] for item in deltas) == TEXT
     assert events[0][1]["message"]["usage"] == {"input_tokens": 0, "output_tokens": 0}
     ended = events[-2][1]
     assert ended["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
@@ -96,7 +96,7 @@ def test_events_of_a_call(server):
     block = events[1][1]["content_block"]
     assert (block["type"], block["name"], block["input"]) == ("tool_use", "weather", {})
     deltas = [said["delta"] for name, said in events if name == "content_block_delta"]
-    assert "".join(each["partial_json"] for each in deltas) == '{"city": "Ada"}'
+    assert "".join(item["partial_json"] for item in deltas) == '{"city": "Ada"}'
     assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
 
 
@@ -126,8 +126,8 @@ def test_an_error_behind_the_first_event_is_the_last_one(server):
 )
 def test_errors_have_anthropics_form(server, status, kind, param, asked):
     for stream in (False, True):
-        found, said = ask(server, **asked, stream=stream)
-        assert (found, said["type"]) == (status, "error")
+        result, said = ask(server, **asked, stream=stream)
+        assert (result, said["type"]) == (status, "error")
         assert (said["error"]["type"], said["error"]["param"]) == (kind, param)
         assert said["error"]["message"]
 

@@ -18,7 +18,7 @@ from pipeline import PipelineServer, ResponseOp, Schema
 from pipeline.errors import ConfigError
 
 
-def test_there_is_nothing_of_it_unless_it_is_named():
+def test_without_its_key_the_api_is_not_served():
     with server_for(Says(), name="says") as server:
         assert http(server, "GET", "/v1/models")[0] == 404
         assert http(server, "POST", "/v1/completions", {"model": "says", "prompt": "a"})[0] == 404
@@ -29,8 +29,8 @@ def test_without_names_a_pipeline_is_a_model(options):
     with openai_server(options=options) as server:
         (model,) = http(server, "GET", "/v1/models")[2]["data"]
         assert model["id"] == ("other" if options else "says")
-        asked = {"model": model["id"], "prompt": "a b"}
-        status, _, answer = http(server, "POST", "/v1/completions", asked)
+        request = {"model": model["id"], "prompt": "a b"}
+        status, _, answer = http(server, "POST", "/v1/completions", request)
         assert (status, answer["choices"][0]["text"]) == (200, "a b")
 
 
@@ -42,12 +42,12 @@ def test_without_names_a_pipeline_is_a_model(options):
         ({"keys": 3}, "expected mapping of str to str"),
     ],
 )
-def test_options_that_are_wrong_are_told_at_the_start(model, said):
+def test_invalid_options_are_refused_at_the_start(model, said):
     with pytest.raises(ConfigError, match=said), openai_server(options={"models": {"m": model}}):
         pass
 
 
-def test_v1_is_no_name_of_a_pipeline():
+def test_v1_is_refused_as_the_name_of_a_pipeline():
     server = PipelineServer("v1")
     server.set_response_op(ResponseOp(input_ops=[Says()]))
     with pytest.raises(ConfigError, match=r"cannot be called 'v1'.*those of OpenAI's API"):
@@ -85,7 +85,7 @@ def test_bodies_and_paths_that_no_client_sends():
             assert answer["error"]["type"] == "invalid_request_error"
 
 
-def test_a_large_prompt_goes_through():
+def test_a_large_prompt_is_answered():
     with openai_server() as server:
         prompt = "word " * 50_000
         status, _, answer = http(
@@ -96,27 +96,27 @@ def test_a_large_prompt_goes_through():
         status, _, answer = http(
             server, "POST", "/v1/completions", {"model": "echo", "prompt": many}
         )
-        assert [each["text"] for each in answer["choices"]] == many
+        assert [item["text"] for item in answer["choices"]] == many
 
 
 def test_base64_is_float32_in_little_endian():
     with openai_server() as server:
-        asked = {"model": "places", "input": "abc", "encoding_format": "base64"}
-        _, _, answer = http(server, "POST", "/v1/embeddings", asked)
-        found = base64.b64decode(answer["data"][0]["embedding"])
-        assert struct.unpack("<4f", found) == (3, 4, 5, 6)
+        request = {"model": "places", "input": "abc", "encoding_format": "base64"}
+        _, _, answer = http(server, "POST", "/v1/embeddings", request)
+        b64decode = base64.b64decode(answer["data"][0]["embedding"])
+        assert struct.unpack("<4f", b64decode) == (3, 4, 5, 6)
 
 
-def test_an_answer_without_the_text_says_which_key_is_missed():
+def test_an_answer_without_the_text_names_the_missing_key():
     with openai_server(options={"models": {"m": {"text": "words"}}}) as server:
-        asked = {"model": "m", "prompt": "a"}
-        status, _, answer = http(server, "POST", "/v1/completions", asked)
+        request = {"model": "m", "prompt": "a"}
+        status, _, answer = http(server, "POST", "/v1/completions", request)
         assert status == 500
         assert "no text under 'words', but text" in answer["error"]["message"]
         assert answer["error"]["type"] == "server_error"
 
 
-def test_the_document_of_the_server_describes_what_is_answered():
+def test_the_document_of_the_server_describes_its_answers():
     with openai_server() as server:
         _, _, document = http(server, "GET", "/openapi.json")
         validate(document)
@@ -154,11 +154,11 @@ class Typed(Schema, forbid_unknown_fields=True):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_a_schema_refuses_is_named(param, more, stream):
+def test_an_error_of_a_schema_names_the_parameter(param, more, stream):
     with openai_server(Says(schema=Typed)) as server:
-        asked = {"model": "echo", "prompt": "a", "stream": stream, **more}
+        request = {"model": "echo", "prompt": "a", "stream": stream, **more}
         connection = http_client.HTTPConnection("127.0.0.1", server.http_port, timeout=30)
-        connection.request("POST", "/v1/completions", json.dumps(asked))
+        connection.request("POST", "/v1/completions", json.dumps(request))
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
@@ -174,5 +174,5 @@ def test_ids_of_models_may_have_slashes(path):
     with openai_server(options={"models": {"org/small": {}}}) as server:
         status, _, answer = http(server, "GET", f"/v1/models/{path}")
         assert (status, answer["id"]) == (200, "org/small")
-        asked = {"model": "org/small", "prompt": "a"}
-        assert http(server, "POST", "/v1/completions", asked)[0] == 200
+        request = {"model": "org/small", "prompt": "a"}
+        assert http(server, "POST", "/v1/completions", request)[0] == 200

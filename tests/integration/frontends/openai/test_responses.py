@@ -63,7 +63,7 @@ def test_a_response(client):
     assert usage.output_tokens_details.reasoning_tokens == 0
 
 
-def test_a_long_response_is_written_beside_the_event_loop(client, monkeypatch):
+def test_a_long_response_is_written_outside_the_event_loop(client, monkeypatch):
     ran_on = {}
 
     def noted(name, write):
@@ -88,7 +88,7 @@ def test_a_long_response_is_written_beside_the_event_loop(client, monkeypatch):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_long_history_is_read_and_written_beside_the_event_loop(keeping, stream, monkeypatch):
+def test_a_long_history_is_read_and_written_outside_the_event_loop(keeping, stream, monkeypatch):
     ran_on = {}
 
     def noted(kind, name):
@@ -125,7 +125,7 @@ def test_a_number_that_no_response_can_repeat_is_refused(client, name, value):
     assert error.value.param == name
 
 
-def test_one_that_is_cut_short_is_incomplete(client):
+def test_a_response_cut_by_its_limit_is_incomplete(client):
     done = ask(client, max_output_tokens=2)
     assert (done.output_text, done.status) == ("Hello from", "incomplete")
     assert done.incomplete_details.reason == "max_output_tokens"
@@ -155,8 +155,8 @@ def test_tools_are_called_and_answered(client):
     done = ask(client, tools=[TOOL])
     (call,) = done.output
     assert (call.type, call.name, call.arguments) == ("function_call", "weather", '{"city": "Ada"}')
-    told = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
-    turns = [{"role": "user", "content": "hello"}, *done.output, told]
+    reported = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    turns = [{"role": "user", "content": "hello"}, *done.output, reported]
     assert ask(client, tools=[TOOL], input=turns).output_text == "The tool says: sunny"
 
 
@@ -174,7 +174,7 @@ def test_events_of_a_call(client):
     assert (events[2].item.status, events[-2].item.status) == ("in_progress", "completed")
 
 
-def test_an_answer_has_the_form_that_is_asked_for(client):
+def test_an_answer_has_the_requested_format(client):
     done = client.responses.parse(model="scripted", input="who?", text_format=Person)
     assert done.output_parsed == Person(name="Ada", age=36)
     with client.responses.stream(model="scripted", input="who?", text_format=Person) as events:
@@ -222,7 +222,7 @@ def test_bad_input_is_named(client, param, asked):
     assert caught.value.param == param
 
 
-def test_nothing_is_kept_unless_it_is_said(client):
+def test_responses_are_not_stored_by_default(client):
     done = ask(client)
     with pytest.raises(openai.NotFoundError, match="stored_responses"):
         client.responses.retrieve(done.id)
@@ -231,10 +231,12 @@ def test_nothing_is_kept_unless_it_is_said(client):
     assert caught.value.code == "previous_response_not_found"
 
 
-def test_a_response_goes_on_with_what_was_said_before(keeping):
+def test_a_response_continues_a_stored_one(keeping):
     done = ask(keeping, tools=[TOOL])
-    told = [{"type": "function_call_output", "call_id": done.output[0].call_id, "output": "rain"}]
-    events = list(ask(keeping, input=told, previous_response_id=done.id, stream=True))
+    message = [
+        {"type": "function_call_output", "call_id": done.output[0].call_id, "output": "rain"}
+    ]
+    events = list(ask(keeping, input=message, previous_response_id=done.id, stream=True))
     last = events[-1].response
     assert (last.output_text, last.previous_response_id) == ("The tool says: rain", done.id)
     assert keeping.responses.retrieve(last.id).output_text == last.output_text
@@ -247,8 +249,8 @@ def test_a_response_goes_on_with_what_was_said_before(keeping):
             keeping.responses.delete(forgotten)
 
 
-def test_the_oldest_goes_first(keeping):
+def test_the_oldest_response_is_removed_first(keeping):
     ids = [ask(keeping).id for _ in range(3)]
     with pytest.raises(openai.NotFoundError):
         keeping.responses.retrieve(ids[0])
-    assert [keeping.responses.retrieve(each).id for each in ids[1:]] == ids[1:]
+    assert [keeping.responses.retrieve(item).id for item in ids[1:]] == ids[1:]

@@ -30,8 +30,8 @@ class Media(Op):
         (asked,) = input_dicts.values()
         if "sound" in asked:
             more = {name: asked[name] for name in ("language", "temperature") if name in asked}
-            told = {"language": "en", "duration": 1.5, "segments": [SEGMENT]}
-            return {"text": f"{len(asked['sound'])} bytes {more or ''}".strip(), **told}
+            reported = {"language": "en", "duration": 1.5, "segments": [SEGMENT]}
+            return {"text": f"{len(asked['sound'])} bytes {more or ''}".strip(), **reported}
         if asked["prompt"] == "a place":
             return {"image": "http://127.0.0.1/a.png", "revised_prompt": "a nice place"}
         file = asked["prompt"].encode()
@@ -50,26 +50,26 @@ def client(server):
         yield client
 
 
-def heard(client, **asked):
+def transcribe(client, **asked):
     return client.audio.transcriptions.create(**{"model": "hears", "file": SOUND, **asked})
 
 
 def test_a_sound_becomes_text(client):
-    assert heard(client).text == "256 bytes"
-    found = heard(client, language="de", temperature=0.5).text
-    assert found == "256 bytes {'language': 'de', 'temperature': 0.5}"
+    assert transcribe(client).text == "256 bytes"
+    text = transcribe(client, language="de", temperature=0.5).text
+    assert text == "256 bytes {'language': 'de', 'temperature': 0.5}"
 
 
-def test_it_comes_as_plain_text_or_with_its_segments(client):
-    assert heard(client, response_format="text") == "256 bytes\n"
-    asked = {"timestamp_granularities": ["segment"]}
-    found = heard(client, response_format="verbose_json", **asked)
-    assert (found.text, found.language, float(found.duration)) == ("256 bytes", "en", 1.5)
-    assert (found.segments[0].text, found.segments[0].end) == ("hello", 1.5)
+def test_a_transcription_is_plain_text_or_has_segments(client):
+    assert transcribe(client, response_format="text") == "256 bytes\n"
+    request = {"timestamp_granularities": ["segment"]}
+    result = transcribe(client, response_format="verbose_json", **request)
+    assert (result.text, result.language, float(result.duration)) == ("256 bytes", "en", 1.5)
+    assert (result.segments[0].text, result.segments[0].end) == ("hello", 1.5)
 
 
 def test_a_large_sound(client):
-    assert heard(client, file=("a.wav", bytes(3_000_000))).text == "3000000 bytes"
+    assert transcribe(client, file=("a.wav", bytes(3_000_000))).text == "3000000 bytes"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_large_sound(client):
 )
 def test_bad_requests_for_text_are_named(client, param, asked):
     with pytest.raises(openai.BadRequestError) as caught:
-        heard(client, **asked)
+        transcribe(client, **asked)
     assert caught.value.param == param
 
 
@@ -99,7 +99,7 @@ def test_a_sound_is_sent_as_a_form_with_a_file(server):
 def test_pictures(client):
     for size in (None, "64x64"):
         done = client.images.generate(model="paints", prompt="a cat", n=2, size=size)
-        assert [base64.b64decode(each.b64_json) for each in done.data] == [b"a cat"] * 2
+        assert [base64.b64decode(item.b64_json) for item in done.data] == [b"a cat"] * 2
     done = client.images.generate(model="paints", prompt="a cat", response_format="url")
     assert done.data[0].url == "data:;base64," + base64.b64encode(b"a cat").decode()
     (place,) = client.images.generate(model="paints", prompt="a place").data

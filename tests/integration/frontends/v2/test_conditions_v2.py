@@ -43,9 +43,9 @@ class Cheap(Steps):
 
     def postprocess(self, input_dicts: Any, fetched: Any) -> Any:
         word = fetched["x"].partition(">")[0]
-        ways = {"sure": "out", "unsure": "big", "nowhere": "nowhere"}
-        if word in ways:
-            return Goto(fetched, ways[word])
+        paths = {"sure": "out", "unsure": "big", "nowhere": "nowhere"}
+        if word in paths:
+            return Goto(fetched, paths[word])
         return Answer({"x": np.array([fetched["x"]])}) if word == "done" else fetched
 
 
@@ -123,7 +123,7 @@ def _text(response: pb.ModelInferResponse) -> str:
     [infer, generate, model_infer, model_stream_infer],
     ids=lambda door: door.__name__,
 )
-def test_each_request_goes_its_own_way(server, door: Callable[..., tuple[str, str]]):
+def test_each_request_has_its_own_targets(server, door: Callable[..., tuple[str, str]]):
     for word, path in CASES.items():
         assert door(server, word) == (path, "")
     text, error = door(server, "nowhere")

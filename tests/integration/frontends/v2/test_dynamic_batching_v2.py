@@ -60,17 +60,17 @@ def by_http(server, value, **parameters):
 
 
 def by_grpc(server, value, **parameters):
-    asked = pb.ModelInferRequest(model_name="gate", id="mine")
+    ModelInferRequest = pb.ModelInferRequest(model_name="gate", id="mine")
     for name, number in parameters.items():
-        asked.parameters[name].int64_param = number
-    x = asked.inputs.add(name="x", datatype="INT64", shape=[1, 1])
+        ModelInferRequest.parameters[name].int64_param = number
+    x = ModelInferRequest.inputs.add(name="x", datatype="INT64", shape=[1, 1])
     x.contents.int64_contents.append(value)
     with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
         call = channel.unary_unary(
             INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString
         )
         try:
-            call(asked, timeout=30)
+            call(ModelInferRequest, timeout=30)
         except grpc.RpcError as error:
             return error.code().name, error.details()
         return 200, ""
@@ -97,11 +97,11 @@ def test_priorities_timeouts_and_full_queues(gate, ask):
     assert ask(server, 7) == (late[0], f"[request id: {id}] Exceeds maximum queue size")
     for _ in range(6):
         op.open.release()
-    assert [each.result(30) for each in asked] == [(200, "")] * 6
+    assert [item.result(30) for item in asked] == [(200, "")] * 6
     assert op.seen == [0, 3, 4, 1, 2, 6]
 
-    _, _, told = http(server, "GET", "/v2/models/gate/stats")
-    counted = told["model_stats"][0]
+    _, _, reported = http(server, "GET", "/v2/models/gate/stats")
+    counted = reported["model_stats"][0]
     stats = counted["inference_stats"]
     assert (stats["success"]["count"], stats["fail"]["count"]) == (6, 1), "a full queue is not"
     assert counted["execution_count"] == 6
@@ -113,7 +113,7 @@ def test_priorities_timeouts_and_full_queues(gate, ask):
 
 def test_the_configuration_of_the_model_has_it_as_triton_does(gate):
     server, _, _ = gate
-    _, _, told = http(server, "GET", "/v2/models/gate/config")
+    _, _, reported = http(server, "GET", "/v2/models/gate/config")
     policy = {
         "timeout_action": "REJECT",
         "default_timeout_microseconds": 60_000_000,
@@ -121,7 +121,7 @@ def test_the_configuration_of_the_model_has_it_as_triton_does(gate):
         "max_queue_size": 3,
     }
     plain = dict(policy, default_timeout_microseconds=0, allow_timeout_override=False)
-    assert told["dynamic_batching"] == {
+    assert reported["dynamic_batching"] == {
         "preferred_batch_size": [1],
         "max_queue_delay_microseconds": 0,
         "preserve_ordering": False,
@@ -152,6 +152,6 @@ class StoriesOp(Op):
 def test_an_op_that_streams_has_it_too():
     op = StoriesOp("stories", RequestOp(), dynamic_batching={})
     with server_for(op) as server:
-        asked = {"key": ["x"], "value": ["1"]}
-        status, _, answer = http(server, "POST", "/svc/prediction", asked)
+        request = {"key": ["x"], "value": ["1"]}
+        status, _, answer = http(server, "POST", "/svc/prediction", request)
         assert status == 200, answer

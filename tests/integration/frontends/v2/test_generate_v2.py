@@ -49,8 +49,8 @@ class Events:
         line, end = self.response.readline(), self.response.readline()
         assert line.startswith(b"data: ")
         assert end == b"\n"
-        found: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
-        return found
+        document: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
+        return document
 
     def rest(self) -> list[dict[str, Any]]:
         *events, last = self.response.read().split(b"\n\n")
@@ -64,7 +64,7 @@ def generate(server: PipelineServer, model: str = "repeat", **fields: Any) -> tu
     return status, answer
 
 
-def test_the_one_answer_is_flat_json(server):
+def test_a_single_answer_is_flat_json(server):
     named = {"model_name": "repeat", "model_version": "1"}
     assert generate(server, IN=5, ASKED="") == (200, {"OUT": 5, "IDX": 0, **named})
     status, answer = generate(server, "twice", IN=[5, 6], ASKED="", id="7")
@@ -84,8 +84,8 @@ def test_none_and_several_answers_are_an_error(server, numbers):
 def test_a_stream_is_an_event_for_each_part(server, model):
     with Events(server, model, IN=[5, 6, 7], ASKED="", id="a") as events:
         assert (events.status, events.type) == (200, EVENTS)
-        found = events.rest()
-    assert [(each["OUT"], each["IDX"], each["id"]) for each in found] == [
+        result = events.rest()
+    assert [(item["OUT"], item["IDX"], item["id"]) for item in result] == [
         (5, 0, "a"),
         (6, 1, "a"),
         (7, 2, "a"),
@@ -117,7 +117,7 @@ def test_an_error_in_the_middle_is_the_last_event(server):
     assert "broken in the middle" in last["error"]
 
 
-def test_an_error_that_comes_first_has_its_status(server):
+def test_an_error_before_the_first_part_has_its_status(server):
     with Events(server, IN=[1], ASKED="fail") as events:
         assert (events.status, events.type) == (500, EVENTS)
         (answer,) = events.rest()
@@ -154,7 +154,7 @@ def test_paths_and_methods(server):
         assert (head[0], head[2]) == (405, None)
 
 
-def test_the_connection_goes_on_behind_a_stream(server):
+def test_the_connection_continues_after_a_stream(server):
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_S)
     for path in ("generate_stream", "generate", "generate_stream"):
         body = json.dumps({"IN": 1, "ASKED": ""})
@@ -165,13 +165,13 @@ def test_the_connection_goes_on_behind_a_stream(server):
     connection.close()
 
 
-def test_a_caller_who_leaves_has_the_generator_closed(server, seen):
+def test_a_disconnect_closes_the_generator(server, seen):
     with Events(server, IN=[1, 2], ASKED="endless") as events:
         events.next()
     assert seen.closed.wait(PATIENCE_S)
 
 
-def test_a_caller_who_leaves_before_the_first_part_has_the_generator_closed(server, seen):
+def test_a_disconnect_before_the_first_part_closes_the_generator(server, seen):
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_S)
     body = json.dumps({"IN": [1], "ASKED": "hold"})
     connection.request("POST", "/v2/models/repeat/generate_stream", body)
@@ -181,7 +181,7 @@ def test_a_caller_who_leaves_before_the_first_part_has_the_generator_closed(serv
     assert seen.closed.wait(PATIENCE_S)
 
 
-def test_a_caller_who_does_not_read_makes_the_generator_wait(server, seen):
+def test_a_client_that_does_not_read_pauses_the_generator(server, seen):
     with Events(server, IN=[1, 2], ASKED="endless", id="x" * 60_000) as events:
         events.next()
         before = seen.made_at_rest()

@@ -87,7 +87,7 @@ async def test_the_service_has_the_protocols_name(service):
 
 
 @called()
-async def test_states_are_told(service):
+async def test_states_are_returned(service):
     assert (await service.ask("ServerLive")).live
     assert (await service.ask("ServerReady")).ready
     assert (await service.ask("ModelReady", pb.ModelReadyRequest(name="double"))).ready
@@ -122,7 +122,7 @@ async def test_statistics_and_the_index_list_all_models(service):
 
 
 @called()
-async def test_a_model_is_asked(service):
+async def test_a_model_answers(service):
     response = await service.ask("ModelInfer", infer_message(1, 2, request_id="7"))
     assert (response.model_name, response.model_version, response.id) == ("svc", "1", "7")
     assert outputs_of(response) == {"y": [2.0, 4.0]}
@@ -193,8 +193,8 @@ async def test_a_model_is_asked(service):
 )
 @called()
 async def test_errors_have_gRPCs_status_and_tritons_words(service, method, message, status, text):
-    found, said = await service.refused(method, message)
-    assert found is grpc.StatusCode[status]
+    result, said = await service.refused(method, message)
+    assert result is grpc.StatusCode[status]
     assert text in said
 
 
@@ -254,7 +254,7 @@ async def test_a_stream_ends_with_its_deadline(service):
 
 
 @virtual
-async def test_the_answers_of_a_stream_come_in_order_whoever_is_first():
+async def test_the_answers_of_a_stream_have_the_order_of_the_requests():
     async with running(double()) as server:
         service = Service(server)
         pool = server.engine.pools["double"]
@@ -272,7 +272,7 @@ async def test_the_answers_of_a_stream_come_in_order_whoever_is_first():
 
 
 @called()
-async def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on(service):
+async def test_an_error_in_a_stream_is_an_answer_and_the_stream_continues(service):
     messages = sent(
         infer_message(1, model="nope", request_id="a"), infer_message(1, request_id="b")
     )
@@ -285,7 +285,7 @@ async def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on(service)
 
 @pytest.mark.parametrize("said", ["true", "false", "1"])
 @called()
-async def test_an_error_ends_a_stream_whose_caller_wants_a_status(service, said):
+async def test_an_error_ends_a_stream_whose_client_requests_a_status(service, said):
     messages = sent(infer_message(1), infer_message(1, model="nope"), infer_message(2))
     answers = service.stream(messages, headers={"triton_grpc_error": said})
     assert outputs_of(parsed(await anext(answers)).infer_response) == {"y": [2.0]}
@@ -300,7 +300,7 @@ async def test_an_error_ends_a_stream_whose_caller_wants_a_status(service, said)
 
 
 @virtual
-async def test_requests_of_a_stream_are_worked_on_side_by_side_but_not_without_limit():
+async def test_requests_of_a_stream_run_concurrently_up_to_a_limit():
     async with running(double(), queue_size=1000) as server:
         pool = server.engine.pools["double"]
         pool.service_s = None
@@ -341,7 +341,7 @@ async def test_a_stream_that_breaks_ends_after_the_answers_before(service):
 
 
 @virtual
-async def test_a_caller_who_stops_reading_leaves_nothing_behind():
+async def test_a_client_that_stops_reading_leaves_no_requests():
     async with running(double()) as server:
         pool = server.engine.pools["double"]
         answers = Service(server).stream(sent(*[infer_message(n) for n in range(5)]))
@@ -354,7 +354,7 @@ async def test_a_caller_who_stops_reading_leaves_nothing_behind():
 
 
 @virtual
-async def test_answers_that_fail_when_nobody_reads_any_more_are_nobodys_business(caplog):
+async def test_late_errors_of_a_closed_stream_are_not_logged(caplog):
     class Late(Call):
         """Its time is over after the first request."""
 

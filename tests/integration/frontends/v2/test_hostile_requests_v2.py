@@ -115,8 +115,8 @@ def assert_v2_is_well(server: PipelineServer) -> None:
 @pytest.fixture
 def target(running: PipelineServer) -> Iterator[Target]:
     """The server; after the test it must be well."""
-    with survives(running) as found:
-        yield found
+    with survives(running) as result:
+        yield result
         assert_v2_is_well(running)
 
 
@@ -156,14 +156,14 @@ V2_TOKENS = [
 ]
 
 
-def test_requests_of_the_protocol_with_wounds_are_borne(target, rng):
+def test_mutated_requests_are_answered(target, rng):
     cases = [mutated(rng.choice(WHOLE_REQUESTS), rng) for _ in range(600)]
     cases += [with_header(rng.choice(WHOLE_REQUESTS), rng.choice(V2_TOKENS)) for _ in range(200)]
     for said in fire(target.http_port, cases, rng):
         assert_is_http(said)
 
 
-def test_requests_of_the_protocol_that_break_off_anywhere_are_borne(target, rng):
+def test_truncated_requests_are_answered(target, rng):
     cases = [whole[:end] for whole in WHOLE_REQUESTS for end in range(1, len(whole), 13)]
     for said in fire(target.http_port, cases, rng):
         assert_is_http(said)
@@ -335,7 +335,7 @@ RAW_TENSORS = st.lists(
         st.lists(SIZES, max_size=5) | st.lists(st.just(1), min_size=60, max_size=70),
         st.binary(max_size=20)
         | st.lists(st.binary(max_size=3), max_size=3).map(
-            lambda found: b"".join(struct.pack("<I", len(data)) + data for data in found)
+            lambda result: b"".join(struct.pack("<I", len(data)) + data for data in result)
         ),
     ),
     min_size=1,
@@ -431,10 +431,10 @@ def test_messages_with_wounds_are_answered_or_refused(target, rng, method):
         call = channel.unary_unary(f"/{SERVICE}/{method}")
         whole = [QUESTIONS[method], *([TYPED_MESSAGE] if method == "ModelInfer" else [])]
         pending = [call.future(mutated(rng.choice(whole), rng)) for _ in range(150)]
-        assert {status_of(each) for each in pending} <= BLAMED
+        assert {status_of(item) for item in pending} <= BLAMED
 
 
-def test_every_message_of_a_stream_is_answered_whatever_it_is(target, rng):
+def test_any_message_of_a_stream_is_answered(target, rng):
     messages = [
         mutated(GOOD_MESSAGE, rng) if rng.random() < 0.7 else GOOD_MESSAGE for _ in range(500)
     ]
@@ -449,7 +449,7 @@ def test_every_message_of_a_stream_is_answered_whatever_it_is(target, rng):
         assert message != GOOD_MESSAGE or answer.infer_response.id == "7"
 
 
-def test_streams_that_are_left_in_the_midst_leave_nothing_behind(target, rng):
+def test_abandoned_streams_leave_no_requests(target, rng):
     """Cancelled, never closed until their deadline passes, never read, or cut off."""
 
     async def main() -> None:
@@ -473,10 +473,10 @@ def test_streams_that_are_left_in_the_midst_leave_nothing_behind(target, rng):
                 await asyncio.sleep(rng.random() / 20)
                 call.cancel()
 
-        ways = ("cancelled", "deadline", "unread")
+        paths = ("cancelled", "deadline", "unread")
         for _ in range(3):
             async with grpc.aio.insecure_channel(f"127.0.0.1:{target.rpc_port}") as channel:
-                await asyncio.gather(*(leave(channel, rng.choice(ways)) for _ in range(20)))
+                await asyncio.gather(*(leave(channel, rng.choice(paths)) for _ in range(20)))
         never.set()
         asking = [task for task in asyncio.all_tasks() if "_consume_request" in repr(task)]
         await asyncio.gather(*asking, return_exceptions=True)
@@ -502,7 +502,7 @@ QUERIES = [
 ]
 
 
-def test_whoever_looks_on_is_answered_while_others_fire(target, rng):
+def test_monitoring_is_answered_during_hostile_requests(target, rng):
     cases = [mutated(rng.choice(WHOLE_REQUESTS), rng) for _ in range(100)]
     for path in ("/trace.json", "/status.json", "/metrics", "/", "/page.js"):
         for _ in range(30):
@@ -514,7 +514,7 @@ def test_whoever_looks_on_is_answered_while_others_fire(target, rng):
         assert_is_http(said)
 
 
-def test_callers_who_record_and_leave_do_not_pile_up(target):
+def test_recordings_of_disconnected_clients_do_not_pile_up(target):
     for _ in range(50):
         with Connection(target.http_port) as connection:
             connection.send(request(method="GET", path="/trace.json?seconds=0.5"))
@@ -525,7 +525,7 @@ TRACEPARENTS = ["", "x", "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "ff" * 30, "
 
 
 @pytest.mark.parametrize("value", TRACEPARENTS, ids=lambda value: value[:10])
-def test_a_traceparent_that_is_none_is_nobodys_business(target, value):
+def test_an_invalid_traceparent_is_ignored(target, value):
     header = f"traceparent: {value}"
     assert infer_over_http(target, GOOD_JSON, header).status == 200
     if value.isascii() and len(value) < 1000:
@@ -534,7 +534,7 @@ def test_a_traceparent_that_is_none_is_nobodys_business(target, value):
             infer(GOOD_MESSAGE, timeout=30, metadata=[("traceparent", value)] * 3)
 
 
-def test_profiles_are_for_who_asks_and_do_not_grow_with_what_is_sent(target):
+def test_profiles_are_sent_on_request_with_a_bounded_size(target):
     for pairs in ([("pipeline.profile", "1" * 1000)], [("pipeline.profile", "")] * 100):
         body = json.dumps({"key": [k for k, _ in pairs], "value": [v for _, v in pairs]})
         answer = http(target.server, "POST", "/svc/prediction", body.encode())[2]
@@ -545,6 +545,6 @@ def test_profiles_are_for_who_asks_and_do_not_grow_with_what_is_sent(target):
         assert len(profiles[0]) < 5000
 
 
-def test_the_tokens_of_the_other_protocol_are_borne_in_bodies_too(target):
+def test_tokens_of_the_other_protocol_in_bodies_are_answered(target):
     for token in TOKENS:
         assert_has_the_protocols_form(infer_over_http(target, token))

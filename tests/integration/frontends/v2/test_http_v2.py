@@ -85,7 +85,7 @@ async def test_other_paths_are_for_others(site, path):
     ],
 )
 @visited()
-async def test_a_path_that_is_none_is_not_found(site, path):
+async def test_an_invalid_path_is_not_found(site, path):
     reply = await site.reply("GET", path)
     assert (reply.status, reply.body) == (404, b'{"error":"Not Found"}')
     assert reply.content_type.startswith(b"text/plain")
@@ -131,21 +131,21 @@ async def test_the_repository_may_be_named(site):
     status, index = await site.ask("POST", "/v2/repository/mine/index")
     assert (status, [entry["name"] for entry in index]) == (200, ["double", "svc"])
     for verb in ("load", "unload"):
-        asked = f"/v2/repository/mine/models/double/{verb}"
+        question = f"/v2/repository/mine/models/double/{verb}"
         refused = (501, {"error": "'repository_name' specification is not supported"})
-        assert await site.ask("POST", asked) == refused
+        assert await site.ask("POST", question) == refused
         assert (await site.ask("POST", f"/v2/repository/models/double/{verb}"))[0] == 503
 
 
 @visited(lambda: Double("a/b é", RequestOp()))
-async def test_names_may_hold_anything_when_they_are_quoted(site):
+async def test_quoted_names_may_have_any_character(site):
     status, metadata = await site.ask("GET", "/v2/models/a%2Fb%20%C3%A9/versions/1")
     assert (status, metadata["name"]) == (200, "a/b é")
     assert metadata["versions"] == ["1"]
 
 
 @visited(lambda: Double("stats", RequestOp()))
-async def test_a_model_called_stats_can_be_asked_for_with_its_version(site):
+async def test_a_model_named_stats_is_found_with_its_version(site):
     status, metadata = await site.ask("GET", "/v2/models/stats/versions/1")
     assert (status, metadata["name"]) == (200, "stats")
     assert "model_stats" in (await site.ask("GET", "/v2/models/stats"))[1]
@@ -185,7 +185,7 @@ async def test_server_model_and_configuration_are_described(site):
 
 
 @visited()
-async def test_health_and_readiness_are_told_by_the_status_and_in_the_body(site):
+async def test_health_and_readiness_have_a_status_and_a_body(site):
     ready = {"name": "svc", "ready": True}
     for path, body in (
         ("health/live", {"live": True}),
@@ -212,7 +212,7 @@ async def test_traces_are_off_unless_somebody_wants_them(site, method, path):
 
 
 @visited()
-async def test_statistics_come_for_all_and_for_one_and_are_refused_in_tritons_words(site):
+async def test_statistics_of_all_or_one_model_and_errors_have_tritons_form(site):
     _, everything = await site.ask("GET", "/v2/models/stats")
     assert [stats["name"] for stats in everything["model_stats"]] == ["double", "svc"]
     _, one = await site.ask("GET", "/v2/models/svc/versions/1/stats")
@@ -325,7 +325,7 @@ async def test_errors_about_unknown_tensors_do_not_name_the_request(site):
 
 
 @visited()
-async def test_an_output_that_is_asked_for_twice_is_refused(site):
+async def test_an_output_requested_twice_is_refused(site):
     body = {"inputs": [X], "outputs": [{"name": "y"}, {"name": "y"}]}
     status, answer = await site.infer(body)
     text = "[request id: <id_unknown>] output 'y' already exists in request"
@@ -359,7 +359,7 @@ async def test_a_body_that_cannot_be_read_is_refused_in_the_protocols_form(site)
 
 
 @virtual
-async def test_an_overloaded_server_says_when_to_come_again():
+async def test_an_overloaded_server_sends_retry_after():
     async with running(double(), worker_num=1, queue_size=0) as server:
         server.engine.pools["double"].service_s = None
         first = server.engine.ask(x="1")
@@ -415,8 +415,8 @@ async def test_the_callers_trace_is_passed_on():
 async def test_answers_are_packed_as_the_caller_takes_them(site, accepts, encoding):
     headers = {"accept-encoding": accepts}
     reply = await site.reply("POST", "/v2/models/svc/infer", {"inputs": [X]}, headers)
-    told = dict(reply.headers).get(b"content-encoding")
-    assert told == (None if encoding is None else encoding.encode())
+    reported = dict(reply.headers).get(b"content-encoding")
+    assert reported == (None if encoding is None else encoding.encode())
     unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}[encoding]
     assert orjson.loads(unpack(reply.body))["outputs"][0]["data"] == [2.0, 4.0]
 
@@ -471,7 +471,7 @@ def test_requests_and_answers_travel_packed(server, encoding, pack):
     assert json.loads(unpacked)["outputs"][0]["data"] == words
 
 
-def test_what_is_too_large_when_unpacked_is_refused_in_the_protocols_form(server):
+def test_a_body_too_large_after_decompression_is_refused_in_the_protocols_form(server):
     status, _, answer = post(server, gzip.compress(bytes(2**21)), Content_Encoding="gzip")
     assert status == 400
     assert json.loads(answer) == {
@@ -480,7 +480,7 @@ def test_what_is_too_large_when_unpacked_is_refused_in_the_protocols_form(server
     }
 
 
-def test_what_happened_is_counted(server):
+def test_requests_are_counted(server):
     def success():
         connection = HTTPConnection("127.0.0.1", server.http_port, timeout=30)
         try:

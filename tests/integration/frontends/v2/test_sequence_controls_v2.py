@@ -45,26 +45,26 @@ def infer(server, words, value, **more):
     status, _, answer = http(server, "POST", "/v2/models/acc/infer", body)
     if status != 200:
         return status, answer["error"]
-    return {each["name"]: each["data"][0] for each in answer["outputs"]}
+    return {item["name"]: item["data"][0] for item in answer["outputs"]}
 
 
 def test_a_model_has_the_row_of_its_slot_and_zeros_between(server):
     for slot in range(4):
-        told = infer(server, f"{slot + 1} start", 10 * (slot + 1))
-        assert told == {
+        reported = infer(server, f"{slot + 1} start", 10 * (slot + 1))
+        assert reported == {
             "OUTPUT": 10 * (slot + 1) + 1,
             "WIDTH": slot + 1,
             "ID": slot + 1,
             "TOTAL": 10 * (slot + 1),
         }
     for slot, width in ((3, 4), (0, 1), (2, 3)):
-        told = infer(server, f"{slot + 1} end", 5)
+        reported = infer(server, f"{slot + 1} end", 5)
         total = 10 * (slot + 1) + 5
-        assert told == {"OUTPUT": 5, "WIDTH": width, "ID": slot + 1, "TOTAL": total}
+        assert reported == {"OUTPUT": 5, "WIDTH": width, "ID": slot + 1, "TOTAL": total}
     assert infer(server, "2 end", 1)["TOTAL"] == 21
 
 
-def test_fillers_are_no_inferences(server):
+def test_fillers_do_not_count_as_inferences(server):
     before = statistics(server)
     infer(server, "8 start", 1)
     infer(server, "9 start", 1)
@@ -82,7 +82,7 @@ def test_fillers_are_no_inferences(server):
 
 def sizes(statistics):
     batches = statistics["batch_stats"]
-    return {each["batch_size"]: each["compute_infer"]["count"] for each in batches}
+    return {batch["batch_size"]: batch["compute_infer"]["count"] for batch in batches}
 
 
 def statistics(server):
@@ -92,20 +92,20 @@ def statistics(server):
 
 def test_callers_do_not_see_controls_and_do_not_send_them(server):
     _, _, metadata = http(server, "GET", "/v2/models/acc")
-    assert [each["name"] for each in metadata["inputs"]] == ["INPUT"]
+    assert [item["name"] for item in metadata["inputs"]] == ["INPUT"]
     status, text = infer(server, "7 start", 1, START=1)
     assert (status, "expected 1 inputs but got 2 inputs for model 'acc'" in text) == (400, True)
 
 
 def test_an_id_of_another_kind_than_the_controls_is_refused(server):
     text = "sequence batching control 'CORRID' data-type is 'BYTES', but model 'acc' expects"
-    status, told = infer(server, "a start", 1)
-    assert (status, f"{text} 'INT64'" in told) == (400, True)
+    status, reported = infer(server, "a start", 1)
+    assert (status, f"{text} 'INT64'" in reported) == (400, True)
 
 
 def test_the_configuration_has_them(server):
     _, _, config = http(server, "GET", "/v2/models/acc/config")
     batching = config["sequence_batching"]
-    assert [each["name"] for each in batching["control_input"]] == ["START", "READY", "CORRID"]
-    assert [each["name"] for each in config["input"]] == ["INPUT"]
+    assert [item["name"] for item in batching["control_input"]] == ["START", "READY", "CORRID"]
+    assert [item["name"] for item in config["input"]] == ["INPUT"]
     assert "dynamic_batching" not in config

@@ -54,18 +54,18 @@ def infer(server, words, value, **more):
 
 
 def test_its_steps_follow_each_other(server):
-    found = []
+    collected = []
     for words, value in (("a start", 1.0), ("b start", 10.0), ("a", 2.0), ("b end", 20.0)):
-        outputs = {each["name"]: each["data"] for each in infer(server, words, value)["outputs"]}
-        found.append(outputs["y"])
+        outputs = {item["name"]: item["data"] for item in infer(server, words, value)["outputs"]}
+        collected.append(outputs["y"])
         assert outputs.keys() == set(server.fetched or ["y"])
-    assert found == [[1.5], [10.5], [3.5], [30.5]]
+    assert collected == [[1.5], [10.5], [3.5], [30.5]]
 
 
-def test_callers_see_nothing_of_its_states_but_what_is_listed(server):
-    _, _, told = http(server, "GET", "/v2/models/tally")
-    assert [each["name"] for each in told["inputs"]] == ["x"]
-    assert [each["name"] for each in told["outputs"]] == (server.fetched or ["y"])
+def test_states_are_hidden_from_clients_unless_they_are_listed(server):
+    _, _, reported = http(server, "GET", "/v2/models/tally")
+    assert [item["name"] for item in reported["inputs"]] == ["x"]
+    assert [item["name"] for item in reported["outputs"]] == (server.fetched or ["y"])
     own = {"name": "total", "datatype": "FP32", "shape": [1, 1], "data": [5.0]}
     assert "total" in infer(server, "c start", 1.0, inputs=[own])["error"]
     if not server.fetched:

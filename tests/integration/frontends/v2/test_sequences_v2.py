@@ -25,12 +25,12 @@ class SumOp(Op):
         self.sums = {}
 
     def process(self, feed_batch, *, context):
-        told = []
+        reported = []
         for each, (value,) in zip(context, feed_batch[0]["x"], strict=True):
             step = each.sequence
             self.sums[step.id] = int(value) + (0 if step.start else self.sums[step.id])
-            told.append([self.sums[step.id]])
-        return {"sum": np.array(told)}
+            reported.append([self.sums[step.id]])
+        return {"sum": np.array(reported)}
 
 
 @pytest.fixture(scope="module", params=["thread", "process"])
@@ -42,16 +42,16 @@ def server(request):
 
 
 def message(id, step, last, value):
-    asked = pb.ModelInferRequest(model_name="sum", id=f"{id}/{step}")
+    ModelInferRequest = pb.ModelInferRequest(model_name="sum", id=f"{id}/{step}")
     if isinstance(id, int):
-        asked.parameters["sequence_id"].int64_param = id
+        ModelInferRequest.parameters["sequence_id"].int64_param = id
     else:
-        asked.parameters["sequence_id"].string_param = id
-    asked.parameters["sequence_start"].bool_param = step == 0
-    asked.parameters["sequence_end"].bool_param = step == last
-    x = asked.inputs.add(name="x", datatype="INT64", shape=[1, 1])
+        ModelInferRequest.parameters["sequence_id"].string_param = id
+    ModelInferRequest.parameters["sequence_start"].bool_param = step == 0
+    ModelInferRequest.parameters["sequence_end"].bool_param = step == last
+    x = ModelInferRequest.inputs.add(name="x", datatype="INT64", shape=[1, 1])
     x.contents.int64_contents.append(value)
-    return asked
+    return ModelInferRequest
 
 
 def test_pipelined_requests_of_one_stream_are_answered_in_order(server):
@@ -84,7 +84,7 @@ def test_pipelined_requests_of_one_stream_are_answered_in_order(server):
         ),
     ],
 )
-def test_what_is_no_step_of_a_sequence_is_400(server, parameters, samples, text):
+def test_an_invalid_step_of_a_sequence_is_400(server, parameters, samples, text):
     x = {"name": "x", "datatype": "INT64", "shape": [samples, 1], "data": [1] * samples}
     body, before = {"parameters": parameters, "inputs": [x]}, failures(server)
     status, _, answer = http(server, "POST", "/v2/models/sum/infer", body)
@@ -114,7 +114,7 @@ def talk(server, messages):
     }
 
 
-def test_what_is_behind_many_who_wait_for_slots_is_read():
+def test_requests_after_many_that_wait_for_slots_are_read():
     op = SumOp("sum", RequestOp(), sequence={"strategy": "direct", "max_idle_ms": 10**6})
     first = [message(7, 0, 1, 1)]
     waiting = [message(f"w{number}", 0, 0, number) for number in range(200)]
@@ -123,7 +123,7 @@ def test_what_is_behind_many_who_wait_for_slots_is_read():
     assert sums == {"7/0": 1, "7/1": 3, **{f"w{number}/0": number for number in range(200)}}
 
 
-def test_a_step_that_is_read_in_a_thread_is_not_overtaken_by_those_behind_it(server):
+def test_a_step_parsed_in_a_thread_is_not_overtaken(server):
     messages = [message("large", step, 9, step) for step in range(10)]
     messages[0].inputs[0].parameters["padding"].string_param = "x" * 200_000
     messages[4].parameters["padding"].string_param = "x" * 200_000
@@ -138,7 +138,7 @@ def body(id, timeout=0, **flags):
 
 
 @pytest.fixture(scope="module")
-def one_slot():
+def one_slot_server():
     op = SumOp("sum", RequestOp(), sequence={"strategy": "direct", "max_idle_ms": 60_000})
     with server_for(op, stop_grace_period=50) as running:
         assert ask(running, "held", sequence_start=True)[0] == 200
@@ -150,14 +150,14 @@ def ask(server, id, **said):
     return status, answer
 
 
-def test_a_timeout_in_the_backlog_is_unavailable_and_nothing_to_who_has_a_slot(one_slot):
-    status, answer = ask(one_slot, "late", timeout=1000, sequence_start=True)
+def test_a_timeout_in_the_backlog_is_unavailable_and_does_not_affect_other_slots(one_slot_server):
+    status, answer = ask(one_slot_server, "late", timeout=1000, sequence_start=True)
     assert (status, answer["error"]) == (
         503,
         "timeout of the corresponding sequence has been expired",
     )
-    assert ask(one_slot, "held", timeout=1)[0] == 200
-    assert ask(one_slot, "late")[0] == 400, "it is not known any more"
+    assert ask(one_slot_server, "held", timeout=1)[0] == 200
+    assert ask(one_slot_server, "late")[0] == 400, "it is not known any more"
 
 
 def test_a_number_of_64_bits_is_one_sequence_at_both_doors(server):
@@ -175,15 +175,15 @@ def test_a_number_of_64_bits_is_one_sequence_at_both_doors(server):
     assert (status, "for sequence 18446744073709551610 to model" in answer["error"]) == (400, True)
 
 
-def test_the_others_of_a_cancelled_sequence_are_cancelled(one_slot):
-    with grpc.insecure_channel(f"127.0.0.1:{one_slot.rpc_port}") as channel:
+def test_the_others_of_a_cancelled_sequence_are_cancelled(one_slot_server):
+    with grpc.insecure_channel(f"127.0.0.1:{one_slot_server.rpc_port}") as channel:
         infer = channel.unary_unary(
             "/inference.GRPCInferenceService/ModelInfer",
             pb.ModelInferRequest.SerializeToString,
             pb.ModelInferResponse.FromString,
         )
         first = infer.future(message("left", 0, 9, 1))
-        state = one_slot.executor.state
+        state = one_slot_server.executor.state
         wait_until(lambda: state().ops[0].queued == 1)
         second = infer.future(message("left", 1, 9, 1))
         wait_until(lambda: state().ops[0].queued == 2)
@@ -202,7 +202,7 @@ class Countdown(Op):
     def process(self, feed_batch, *, context):
         for each, (x,) in zip(context, feed_batch[0]["x"], strict=True):
             each.state["left"] = (int(x) if each.sequence.start else each.state["left"]) - 1
-        left = np.array([[each.state["left"]] for each in context], np.int32)
+        left = np.array([[item.state["left"]] for item in context], np.int32)
         return {"left": left, "done": left[:, 0] == 0}
 
 

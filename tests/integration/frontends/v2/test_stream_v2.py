@@ -92,18 +92,18 @@ def stream(server: PipelineServer) -> Iterator[Stream]:
 
 
 @pytest.mark.parametrize("model", ["repeat", "svc"])
-def test_each_part_is_an_answer_and_none_of_them_is_final(stream, model):
+def test_each_part_is_an_answer_that_is_not_final(stream, model):
     stream.say(asking(5, 6, 7, model=model, request_id="a"))
     assert stream.rest() == [("a", [5], False), ("a", [6], False), ("a", [7], False)]
 
 
-def test_who_asks_for_it_gets_an_empty_final_answer(stream):
+def test_a_final_empty_answer_is_sent_on_request(stream):
     wanting = {"triton_enable_empty_final_response": True}
     stream.say(asking(5, request_id="a", **wanting), asking(request_id="b", **wanting))
     stream.close()
     *answers, last = list(stream.answers)
-    found = sorted(map(shown, [*answers, last]), key=str)
-    assert found == sorted([("a", [5], False), ("a", None, True), ("b", None, True)], key=str)
+    result = sorted(map(shown, [*answers, last]), key=str)
+    assert result == sorted([("a", [5], False), ("a", None, True), ("b", None, True)], key=str)
     assert last.infer_response.model_name == "repeat"
     assert last.infer_response.model_version == ""
 
@@ -118,16 +118,16 @@ def test_a_model_that_answers_once_has_one_final_answer(stream):
     assert stream.rest() == [("a", [10], True)]
 
 
-def test_requests_of_one_stream_go_on_beside_each_other(stream, seen):
+def test_requests_of_one_stream_run_concurrently(stream, seen):
     stream.say(asking(1, 2, how="hold", request_id="slow"))
     assert stream.next() == [("slow", [1], False)]
     stream.say(asking(3, 4, request_id="quick"), asking(5, model="twice", request_id="one"))
-    found = stream.next(3)
-    assert [each for each in found if each[0] == "quick"] == [
+    result = stream.next(3)
+    assert [item for item in result if item[0] == "quick"] == [
         ("quick", [3], False),
         ("quick", [4], False),
     ]
-    assert ("one", [10], True) in found
+    assert ("one", [10], True) in result
     seen.go.set()
     assert stream.rest() == [("slow", [2], False)]
 
@@ -135,12 +135,12 @@ def test_requests_of_one_stream_go_on_beside_each_other(stream, seen):
 def test_many_requests_keep_their_parts_in_order(stream):
     values = list(range(40))
     stream.say(*[asking(*values, request_id=f"{number}") for number in range(20)])
-    found = stream.rest()
+    result = stream.rest()
     for number in range(20):
-        assert [out for each, [out], _ in found if each == f"{number}"] == values
+        assert [out for each, [out], _ in result if each == f"{number}"] == values
 
 
-def test_an_error_in_the_middle_is_behind_the_parts_and_the_stream_goes_on(stream):
+def test_an_error_in_the_middle_follows_the_parts_and_the_stream_continues(stream):
     stream.say(asking(1, 2, 3, how="fail", request_id="a"))
     first, second, error = stream.next(3)
     assert (first, second) == (("a", [1], False), ("a", [2], False))
@@ -150,7 +150,7 @@ def test_an_error_in_the_middle_is_behind_the_parts_and_the_stream_goes_on(strea
     assert stream.rest() == [("b", [9], False)]
 
 
-def test_an_error_is_the_status_of_a_stream_whose_client_asks_for_it(server):
+def test_an_error_is_the_status_of_a_stream_whose_client_requests_it(server):
     stream = Stream(server, triton_grpc_error="true")
     stream.say(asking(5, model="unknown", request_id="a"))
     with pytest.raises(grpc.RpcError, match="unknown model: 'unknown'") as caught:
@@ -160,7 +160,7 @@ def test_an_error_is_the_status_of_a_stream_whose_client_asks_for_it(server):
     stream.channel.close()
 
 
-def test_bad_input_is_an_answer_and_the_stream_goes_on(stream):
+def test_an_invalid_request_is_answered_and_the_stream_continues(stream):
     unknown = asking(1, model="nope", request_id="a")
     incomplete = pb.ModelInferRequest(model_name="repeat", id="b")
     stream.say(unknown)
@@ -180,14 +180,14 @@ def test_a_stream_that_is_cancelled_has_its_generators_closed(stream, seen):
     assert seen.closed.wait(PATIENCE_S)
 
 
-def test_a_caller_who_vanishes_has_the_generator_closed(stream, seen):
+def test_a_closed_connection_closes_the_generator(stream, seen):
     stream.say(asking(1, 2, how="endless"))
     stream.next(3)
     stream.channel.close()
     assert seen.closed.wait(PATIENCE_S)
 
 
-def test_a_caller_who_says_no_more_gets_all_parts(stream, seen):
+def test_a_half_closed_stream_gets_all_parts(stream, seen):
     stream.say(asking(1, 2, how="hold"))
     stream.next()
     stream.close()
@@ -195,7 +195,7 @@ def test_a_caller_who_says_no_more_gets_all_parts(stream, seen):
     assert stream.rest() == [("", [2], False)]
 
 
-def test_a_caller_who_does_not_read_makes_the_generator_wait(stream, seen):
+def test_a_client_that_does_not_read_pauses_the_generator(stream, seen):
     stream.say(asking(1, how="endless", request_id="x" * 60_000))
     stream.next()
     before = seen.made_at_rest()
@@ -226,12 +226,12 @@ def test_the_unary_path_is_refused(server):
 
 
 @pytest.mark.parametrize(("model", "policy"), [("repeat", True), ("svc", True), ("twice", False)])
-def test_the_configuration_says_who_answers_in_parts(server, model, policy):
+def test_the_configuration_declares_decoupled_models(server, model, policy):
     config = http(server, "GET", f"/v2/models/{model}/config")[2]
     assert config["model_transaction_policy"] == {"decoupled": policy}
 
 
-def test_a_request_counts_once_whatever_it_was_answered_with(server):
+def test_a_request_counts_once_for_any_number_of_answers(server):
     def counts() -> tuple[int, int, int, dict[str, int]]:
         (stats,) = http(server, "GET", "/v2/models/repeat/stats")[2]["model_stats"]
         successes = {

@@ -43,7 +43,7 @@ def about(line: dict[str, object]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
-def test_a_line_says_which_request_at_which_op(workers, tmp_path):
+def test_a_line_has_its_request_and_op(workers, tmp_path):
     server = PipelineServer("s")
     server.set_response_op(ResponseOp(Parts("parts", Plain("plain", RequestOp()))))
     config = {"rpc_port": 0, "log": {"format": "json", "request_sample": 1}}
@@ -52,18 +52,18 @@ def test_a_line_says_which_request_at_which_op(workers, tmp_path):
         client.connect(f"127.0.0.1:{server.rpc_port}")
         client.predict({"x": "1"}, log_id=70).raise_for_error()
         assert client.predict({"x": "-1"}, log_id=71).err_no
-    found = [(line["message"], about(line)) for line in lines(tmp_path)]
+    results = [(line["message"], about(line)) for line in lines(tmp_path)]
     first, second = {"data_id": 0, "log_id": 70}, {"data_id": 1, "log_id": 71}
     for request in (first, second):
-        assert ("plain", {"op": "plain", "stage": "preprocess", **request}) in found
-        assert ("begin", {"op": "parts", "stage": "preprocess", **request}) in found
-        assert ("part", {"op": "parts", "stage": "process", **request}) in found
-    assert ("(data_id=0 log_id=70) Succ predict", first) in found
-    (raised,) = [told for text, told in found if "raised ValueError" in str(text)]
+        assert ("plain", {"op": "plain", "stage": "preprocess", **request}) in results
+        assert ("begin", {"op": "parts", "stage": "preprocess", **request}) in results
+        assert ("part", {"op": "parts", "stage": "process", **request}) in results
+    assert ("(data_id=0 log_id=70) Succ predict", first) in results
+    (raised,) = [reported for text, reported in results if "raised ValueError" in str(text)]
     assert raised == {"op": "parts", "stage": "process", **second}
-    (failed,) = [told for text, told in found if "Failed to predict" in str(text)]
+    (failed,) = [reported for text, reported in results if "Failed to predict" in str(text)]
     assert failed == {"op": "parts", **second}
-    assert ("pipeline server stopped", {}) in found
+    assert ("pipeline server stopped", {}) in results
 
 
 def test_text_lines_cost_no_notes(tmp_path):

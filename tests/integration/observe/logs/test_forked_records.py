@@ -83,10 +83,10 @@ def test_records_of_a_forked_process_are_written_by_the_parent(tmp_path):
         for record in msgspec.json.decode(in_child(work), type=list[SentRecord]):
             replay(record)
     text = (tmp_path / "pipeline.log").read_text()
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"INFO .* \[test_forked_records\.py:\d+\] \[pid (\d+)\] in process (\d+)\n", text
     )
-    assert found.group(1) == found.group(2) != str(os.getpid())
+    assert match.group(1) == match.group(2) != str(os.getpid())
 
 
 def test_a_forked_process_has_no_session_of_its_parent(tmp_path):
@@ -99,7 +99,7 @@ def test_a_forked_process_has_no_session_of_its_parent(tmp_path):
         assert in_child(work) == before
 
 
-def test_a_forked_process_may_write_logs_of_its_own_in_the_same_folder(tmp_path):
+def test_a_forked_process_may_write_its_own_logs_in_the_same_folder(tmp_path):
     def work():
         with logs_in(tmp_path):
             ENGINE.info("of the child")
@@ -109,7 +109,7 @@ def test_a_forked_process_may_write_logs_of_its_own_in_the_same_folder(tmp_path)
         assert in_child(work).endswith("] of the child\n")
 
 
-def test_a_fork_does_not_wait_for_who_holds_the_sessions(tmp_path, monkeypatch):
+def test_a_fork_does_not_wait_for_the_lock_of_sessions(tmp_path, monkeypatch):
     from pipeline.observe.logs import setup as logs
 
     def work():

@@ -61,29 +61,31 @@ class Collector:
         self.services: set[str] = set()
 
     def of_logs(self, request: bytes, context: Any) -> bytes:
-        for each in logs.ExportLogsServiceRequest.FromString(request).resource_logs:
-            self._note(each.resource)
-            for scope in each.scope_logs:
+        for log in logs.ExportLogsServiceRequest.FromString(request).resource_logs:
+            self._note(log.resource)
+            for scope in log.scope_logs:
                 for record in scope.log_records:
                     self.records[record.body.string_value] = record
         return logs.ExportLogsServiceResponse().SerializeToString()
 
     def of_traces(self, request: bytes, context: Any) -> bytes:
-        for each in traces.ExportTraceServiceRequest.FromString(request).resource_spans:
-            for scope in each.scope_spans:
+        for item in traces.ExportTraceServiceRequest.FromString(request).resource_spans:
+            for scope in item.scope_spans:
                 self.spans |= {(span.trace_id, span.span_id): span.name for span in scope.spans}
         return traces.ExportTraceServiceResponse().SerializeToString()
 
     def of_metrics(self, request: bytes, context: Any) -> bytes:
-        for each in metrics.ExportMetricsServiceRequest.FromString(request).resource_metrics:
-            self._note(each.resource)
-            for scope in each.scope_metrics:
+        for item in metrics.ExportMetricsServiceRequest.FromString(request).resource_metrics:
+            self._note(item.resource)
+            for scope in item.scope_metrics:
                 self.metrics |= {metric.name: metric for metric in scope.metrics}
         return metrics.ExportMetricsServiceResponse().SerializeToString()
 
     def _note(self, resource: Any) -> None:
         self.services |= {
-            each.value.string_value for each in resource.attributes if each.key == "service.name"
+            attribute.value.string_value
+            for attribute in resource.attributes
+            if attribute.key == "service.name"
         }
 
 
@@ -96,8 +98,8 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     """A collector with a port for each signal, all of which the environment names."""
-    found = Collector()
-    doors = {"logs": found.of_logs, "metrics": found.of_metrics, "trace": found.of_traces}
+    result = Collector()
+    doors = {"logs": result.of_logs, "metrics": result.of_metrics, "trace": result.of_traces}
     with ExitStack() as stack:
         for signal, take in doors.items():
             name = f"opentelemetry.proto.collector.{signal}.v1.{signal.title()}Service"
@@ -105,7 +107,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
             variable = "TRACES" if signal == "trace" else signal.upper()
             endpoint = f"http://{server.endpoint}"
             monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{variable}_ENDPOINT", endpoint)
-        yield found
+        yield result
 
 
 def speaking(**config: Any) -> PipelineServer:
@@ -124,38 +126,39 @@ def ask(server: PipelineServer) -> None:
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
-def test_all_three_signals_of_a_request_tell_of_one_trace(workers, monkeypatch):
+def test_all_three_signals_of_a_request_have_one_trace(workers, monkeypatch):
     signals = ["traces", "logs", "metrics"]
-    with collector(monkeypatch) as found:
+    with collector(monkeypatch) as result:
         ask(speaking(opentelemetry=signals, op={"op": {"workers": workers}}))
     for stage in ("preprocess", "process", "postprocess"):
-        record = found.records[f"in {stage}"]
-        assert found.spans[record.trace_id, record.span_id] == f"op {stage}"
-        said = {each.key: each.value for each in record.attributes}
+        record = result.records[f"in {stage}"]
+        assert result.spans[record.trace_id, record.span_id] == f"op {stage}"
+        said = {attribute.key: attribute.value for attribute in record.attributes}
         assert said["pipeline.op"].string_value == "op"
         assert said["pipeline.stage"].string_value == stage
         assert said["code.file.path"].string_value == __file__
     assert said["pipeline.data_id"].int_value == 0
     assert said["pipeline.log_id"].int_value == 7
-    (failed,) = [text for text in found.records if "Failed to predict" in text]
-    assert found.records[failed].severity_number == SeverityNumber.INFO.value
-    assert found.spans[found.records[failed].trace_id, found.records[failed].span_id] == "speaks"
-    assert found.services == {"speaks"}
+    (failed,) = [text for text in result.records if "Failed to predict" in text]
+    assert result.records[failed].severity_number == SeverityNumber.INFO.value
+    assert result.spans[result.records[failed].trace_id, result.records[failed].span_id] == "speaks"
+    assert result.services == {"speaks"}
     (count,) = [
         point.as_double
-        for point in found.metrics["nv_inference_request_success"].sum.data_points
-        if {each.key: each.value.string_value for each in point.attributes}["model"] == "speaks"
+        for point in result.metrics["nv_inference_request_success"].sum.data_points
+        if {attribute.key: attribute.value.string_value for attribute in point.attributes}["model"]
+        == "speaks"
     ]
     assert count == 1
-    assert found.metrics["process_resident_memory_bytes"].gauge.data_points
+    assert result.metrics["process_resident_memory_bytes"].gauge.data_points
 
 
-def test_only_what_is_listed_is_sent(monkeypatch):
-    with collector(monkeypatch) as found:
+def test_only_configured_signals_are_sent(monkeypatch):
+    with collector(monkeypatch) as result:
         ask(speaking(opentelemetry=["metrics"]))
-    assert found.metrics
-    assert not found.spans
-    assert not found.records
+    assert result.metrics
+    assert not result.spans
+    assert not result.records
 
 
 @pytest.mark.parametrize("signal", ["logs", "metrics"])
@@ -187,7 +190,7 @@ def test_an_environment_that_cannot_be_followed_ends_the_start(
 
 
 @pytest.mark.parametrize("signal", ["logs", "metrics"])
-def test_without_the_extra_the_error_says_what_to_install(signal, monkeypatch):
+def test_without_the_extra_the_error_names_the_package(signal, monkeypatch):
     monkeypatch.setitem(sys.modules, f"pipeline.observe.otel.{signal}", None)
     with pytest.raises(InitError, match=r"pip install 'pipeline-serving\[otel\]'"):
         otel.open_logs("") if signal == "logs" else otel.open_metrics("", None)
@@ -213,7 +216,7 @@ class Stuck(LogRecordExporter, MetricExporter):
         return True
 
 
-def test_a_collector_of_logs_that_does_not_answer_keeps_no_server_from_stopping():
+def test_a_hanging_collector_of_logs_does_not_delay_the_stop():
     stuck = Stuck()
     sink = OtelLogSink([stuck], Resource({}), close_s=0.01)
     sink.write(LOG.makeRecord("pipeline.x", logging.ERROR, "f.py", 1, "text", (), None))
@@ -222,7 +225,7 @@ def test_a_collector_of_logs_that_does_not_answer_keeps_no_server_from_stopping(
 
 
 @on_loop
-async def test_nor_does_one_of_metrics():
+async def test_a_hanging_collector_of_metrics_does_not_delay_the_stop():
     stuck = Stuck()
 
     async def collect() -> bytes:

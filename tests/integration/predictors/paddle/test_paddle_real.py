@@ -85,7 +85,7 @@ def test_a_model_runs_on_batches_of_any_size(arithmetic):
 @pytest.mark.parametrize("ir_optim", [None, False, True])
 @pytest.mark.parametrize("use_mkldnn", [None, False, True])
 @pytest.mark.parametrize("mem_optim", [False, True])
-def test_each_way_to_optimise_gives_the_same_answer(toys, ir_optim, use_mkldnn, mem_optim):
+def test_each_optimization_gives_the_same_answer(toys, ir_optim, use_mkldnn, mem_optim):
     keys = {"ir_optim": ir_optim, "use_mkldnn": use_mkldnn, "mem_optim": mem_optim}
     new = load(model(toys / "arithmetic.json", **keys), CPU)
     assert new.predict({"a": rows([1, 2, 3]), "b": rows([1, 1, 1])}, ["fetch_name_1"])[
@@ -112,7 +112,7 @@ def test_a_model_is_found_by_its_suffix(toys, tmp_path):
 @pytest.mark.parametrize(
     "dtype", [*("uint8", "int8", "int32", "int64", "float16", "float32", "float64", "bool"), *ODD]
 )
-def test_every_element_type_goes_in_and_comes_out(toys, dtype):
+def test_each_element_type_is_fed_and_fetched(toys, dtype):
     predictor = load(model(toys / f"{dtype}.json"), CPU)
     x = np.array([[0, 1.5], [3.25, 0], [1, 100]]).astype(dtype)
     for value in (x, x[::2], x.T.copy().T):
@@ -122,7 +122,7 @@ def test_every_element_type_goes_in_and_comes_out(toys, dtype):
 
 
 @pytest.mark.parametrize("dtype", ODD)
-def test_types_that_handles_do_not_carry_go_beside_a_script_in_static_mode(toys, dtype):
+def test_types_without_a_handle_work_in_a_script_in_static_mode(toys, dtype):
     paddle = importlib.import_module("paddle")
     predictor = load(model(toys / f"{dtype}.json"), CPU)
     paddle.enable_static()
@@ -151,7 +151,7 @@ def test_a_wrong_feed_is_refused_before_the_run(arithmetic):
         arithmetic.predict({"a": [["1"]], "b": rows([1, 2, 3])})
 
 
-def test_paddle_itself_judges_shapes_and_what_the_model_declares_is_added_to_its_error(toys):
+def test_an_error_of_paddle_about_shapes_includes_the_declaration(toys):
     predictor = load(model(toys / "convolution.json"), CPU)
     with pytest.raises(InputError) as caught:
         predictor.predict({"x": np.zeros((1, 2, 8, 8), np.float32)})
@@ -160,8 +160,8 @@ def test_paddle_itself_judges_shapes_and_what_the_model_declares_is_added_to_its
     assert str(caught.value).endswith(odd)
     plus_one = load(model(toys / "float32.json"), CPU)
     assert plus_one.signature.inputs[0].shape == (None, 2)
-    (found,) = plus_one.predict({"x": rows([1, 2, 3])}).values()
-    assert found.shape == (1, 3)
+    (result,) = plus_one.predict({"x": rows([1, 2, 3])}).values()
+    assert result.shape == (1, 3)
 
 
 @pytest.mark.parametrize("name", ["boxes.json", "boxes_old.pdmodel"])
@@ -186,7 +186,7 @@ def test_an_empty_feed_that_would_end_the_process_is_refused(toys):
             predictor.predict({"x": np.zeros(shape, np.float32)})
 
 
-def test_a_model_that_fails_says_why_in_one_line_and_the_next_run_works(toys):
+def test_a_failing_model_gives_the_reason_in_one_line_and_the_next_run_works(toys):
     predictor = load(model(toys / "table.json"), CPU)
     with pytest.raises(
         PredictorError, match=r"\[table\.json\] the model failed: .*got 7"
@@ -326,7 +326,7 @@ predictor.close()
 """
 
 
-def test_loading_is_silent_and_leaves_signals_logs_and_forks_as_they_were(toys):
+def test_loading_is_silent_and_does_not_change_signals_logs_and_forks(toys):
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", QUIET, str(toys / "table.json")],
         capture_output=True,

@@ -65,13 +65,13 @@ def dead_address() -> tuple[str, int]:
     return host, port
 
 
-def test_a_request_says_what_is_asked_and_how_long_there_is_for_it() -> None:
+def test_a_request_has_the_method_and_the_timeout() -> None:
     with FakeServer() as server, channel_to(server) as channel:
         assert channel.ask(b"body", 2**64 - 1, Waiting(time.monotonic() + 20.0), bytes) == b"body"
-        asked = server.requests[0].meta.request
-        assert (asked.service_name, asked.method_name) == (SERVICE, "inference")
-        assert asked.log_id == -1
-        assert 0 < asked.timeout_ms <= 20_000
+        request = server.requests[0].meta.request
+        assert (request.service_name, request.method_name) == (SERVICE, "inference")
+        assert request.log_id == -1
+        assert 0 < request.timeout_ms <= 20_000
 
 
 def test_a_call_may_have_all_the_time_in_the_world() -> None:
@@ -80,7 +80,7 @@ def test_a_call_may_have_all_the_time_in_the_world() -> None:
         assert server.requests[0].meta.request.timeout_ms > 0
 
 
-def test_a_server_is_told_of_the_trace_and_gets_a_span_of_its_own() -> None:
+def test_a_server_receives_the_trace_with_its_own_span() -> None:
     trace_id, span_id = 2**127 + 2**63 + 5, 2**64 - 7
     recorded = TraceContext(trace_id, span_id, True)
     try:
@@ -92,10 +92,10 @@ def test_a_server_is_told_of_the_trace_and_gets_a_span_of_its_own() -> None:
             ask(channel)
     finally:
         set_call_trace("")
-    told, *others = [frame.meta.request for frame in server.requests]
-    assert told.trace_id == 5 - 2**63, "the low 64 bits"
-    assert told.parent_span_id == -7
-    assert told.span_id not in (0, -7), "a brpc server takes it for its own span"
+    reported, *others = [frame.meta.request for frame in server.requests]
+    assert reported.trace_id == 5 - 2**63, "the low 64 bits"
+    assert reported.parent_span_id == -7
+    assert reported.span_id not in (0, -7), "a brpc server takes it for its own span"
     assert not any(meta.HasField("trace_id") or meta.HasField("span_id") for meta in others)
 
 
@@ -122,7 +122,7 @@ def test_the_error_names_every_server_and_its_reason(dead_address: tuple[str, in
         )
 
 
-def test_a_call_whose_connection_breaks_is_made_again_on_another_server() -> None:
+def test_a_call_whose_connection_breaks_is_repeated_on_another_server() -> None:
     def half_an_answer(peer: Peer, frame: BrpcFrame) -> None:
         peer.send(answer_to(frame)[:-1])
         peer.close()
@@ -135,7 +135,7 @@ def test_a_call_whose_connection_breaks_is_made_again_on_another_server() -> Non
         assert len(bad.requests) >= 1
 
 
-def test_a_call_whose_connection_breaks_is_made_again_on_the_only_server() -> None:
+def test_a_call_whose_connection_breaks_is_repeated_on_the_only_server() -> None:
     closed = threading.Event()
 
     def close_once(peer: Peer, frame: BrpcFrame) -> None:
@@ -149,14 +149,14 @@ def test_a_call_whose_connection_breaks_is_made_again_on_the_only_server() -> No
         assert ask(channel, b"again") == b"again"
 
 
-def test_a_server_that_closes_every_connection_is_asked_twice_and_no_more() -> None:
+def test_a_server_that_closes_each_connection_is_called_twice() -> None:
     with FakeServer(close) as server, channel_to(server) as channel:
         with pytest.raises(PredictorUnavailableError, match="it closed the connection"):
             ask(channel)
         assert len(server.requests) == 2
 
 
-def test_garbage_is_an_error_and_the_next_call_goes_well() -> None:
+def test_garbage_is_an_error_and_the_next_call_works() -> None:
     with (
         FakeServer(lambda peer, _: peer.send(b"<html>no</html>")) as server,
         channel_to(server) as channel,
@@ -179,7 +179,7 @@ def test_an_answer_of_another_message_is_garbage() -> None:
         channel.ask(b"", 0, Waiting(time.monotonic() + WAIT_S), refuse)
 
 
-def test_a_peer_that_sends_requests_back_is_no_server() -> None:
+def test_a_peer_that_sends_requests_is_an_error() -> None:
     def mirror(peer: Peer, frame: BrpcFrame) -> None:
         peer.send(pack(request_meta("inference", frame.meta.correlation_id), frame.body))
 
@@ -215,7 +215,7 @@ def test_a_compression_that_is_unknown_is_garbage() -> None:
         ask(channel)
 
 
-def test_an_error_of_the_server_names_it_and_its_code_and_is_not_tried_again() -> None:
+def test_an_error_of_the_server_has_its_name_and_code_and_is_not_retried() -> None:
     with (
         FakeServer(refuse_with(BrpcCode.INTERNAL)) as one,
         FakeServer() as two,
@@ -230,7 +230,7 @@ def test_an_error_of_the_server_names_it_and_its_code_and_is_not_tried_again() -
         assert not two.requests
 
 
-def test_a_code_of_the_servers_own_is_told() -> None:
+def test_a_code_of_the_server_is_returned() -> None:
     with (
         FakeServer(refuse_with(-5000)) as server,
         channel_to(server) as channel,
@@ -239,7 +239,7 @@ def test_a_code_of_the_servers_own_is_told() -> None:
         ask(channel)
 
 
-def test_a_server_whose_time_is_over_is_a_deadline_that_passed() -> None:
+def test_a_timeout_of_the_server_is_a_deadline_error() -> None:
     with (
         FakeServer(refuse_with(BrpcCode.TIMED_OUT)) as server,
         channel_to(server) as channel,
@@ -259,7 +259,7 @@ def test_a_server_that_refuses_for_now_passes_the_request_on(code: int) -> None:
         assert len(busy.requests) == 1
 
 
-def test_servers_that_all_refuse_for_now_are_asked_once_each() -> None:
+def test_servers_that_all_refuse_are_called_once_each() -> None:
     with FakeServer(refuse_with(2004)) as one, FakeServer(refuse_with(1011)) as two:
         with channel_to(one, two) as channel:
             with pytest.raises(PredictorUnavailableError) as caught:
@@ -287,7 +287,7 @@ def test_a_server_that_does_not_read_is_a_deadline_that_passed() -> None:
         ask(channel, bytes(2**25), SOON_S)
 
 
-def test_a_server_that_hangs_is_left_out_and_said_to_be(
+def test_a_server_that_hangs_is_removed_with_a_log_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "LEAST_SILENCE_S", 0.0)
@@ -309,7 +309,7 @@ def test_a_server_that_hangs_is_left_out_and_said_to_be(
     assert f"[det] {hung.endpoint} is left out: several calls in a row" in caplog.text
 
 
-def test_a_server_that_comes_back_on_its_port_is_used_at_once() -> None:
+def test_a_server_that_restarts_on_its_port_is_used_at_once() -> None:
     with FakeServer() as first, channel_to(first) as channel:
         ask(channel)
         first.close()
@@ -319,7 +319,7 @@ def test_a_server_that_comes_back_on_its_port_is_used_at_once() -> None:
             assert ask(channel, b"back") == b"back"
 
 
-def test_a_server_that_is_back_is_found_beside_one_that_is_well(
+def test_a_recovered_server_is_found_while_another_works(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -357,7 +357,7 @@ def test_connect_names_the_servers_that_are_not_there(dead_address: tuple[str, i
         assert len(server.peers) == 1
 
 
-def test_a_closed_channel_refuses_and_calls_under_way_finish() -> None:
+def test_a_closed_channel_refuses_calls_and_running_ones_finish() -> None:
     held = Collecting()
     with (
         FakeServer(held) as server,
@@ -373,7 +373,7 @@ def test_a_closed_channel_refuses_and_calls_under_way_finish() -> None:
         assert answer.result(WAIT_S) == b"last"
 
 
-def test_a_call_under_way_that_would_have_to_be_made_again_ends_when_closed() -> None:
+def test_a_running_call_is_not_retried_after_close() -> None:
     held = Collecting()
     with (
         FakeServer(held) as server,
@@ -432,7 +432,7 @@ if child:
 """
 
 
-def test_parent_and_forked_child_use_connections_of_their_own() -> None:
+def test_parent_and_forked_child_use_separate_connections() -> None:
     with FakeServer() as server:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", FORKS, str(server.port)],
@@ -447,7 +447,7 @@ def test_parent_and_forked_child_use_connections_of_their_own() -> None:
 
 @given(st.binary(max_size=64), st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_whatever_a_peer_sends_ends_the_call(data: bytes, is_framed: bool) -> None:
+def test_any_bytes_of_a_peer_end_the_call(data: bytes, is_framed: bool) -> None:
     def send(peer: Peer, frame: BrpcFrame) -> None:
         peer.send(b"PRPC\0\0\0\x40\0\0\0\x10" + data if is_framed else data)
         peer.close()

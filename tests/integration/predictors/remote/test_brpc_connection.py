@@ -99,7 +99,7 @@ def test_big_requests_and_answers_go_through() -> None:
             assert ask(connection, bytes([n]) * 9_000_000) == bytes([n]) * 9_000_000
 
 
-def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
+def test_a_late_answer_is_dropped_and_the_connection_continues() -> None:
     held = Collecting()
     with FakeServer(held) as server, connected(server) as connection:
         with pytest.raises(OutOfTimeError):
@@ -156,7 +156,7 @@ def test_a_send_to_a_peer_that_never_reads_ends_in_time() -> None:
         assert not connection.is_usable, "half a request is on its way: none can follow"
 
 
-def test_a_peer_that_first_wants_to_get_rid_of_a_late_answer_is_read_while_sending() -> None:
+def test_a_peer_that_first_sends_a_late_answer_is_read_while_sending() -> None:
     late_answer = bytes(64 * 2**20)
     given_up = threading.Event()
 
@@ -182,7 +182,7 @@ def test_an_idle_connection_that_the_server_closed_is_noticed() -> None:
         wait_until(connection.has_ended)
 
 
-def test_an_idle_connection_with_a_late_answer_is_not_taken_for_closed() -> None:
+def test_an_idle_connection_with_a_late_answer_is_not_mistaken_for_closed() -> None:
     held = Collecting()
     with FakeServer(held) as server, connected(server) as connection:
         with pytest.raises(OutOfTimeError):
@@ -201,7 +201,7 @@ def test_an_idle_connection_with_a_late_answer_is_not_taken_for_closed() -> None
     ],
     ids=["breaks", "garbage"],
 )
-def test_what_ends_a_connection_ends_the_call_that_is_being_sent(
+def test_the_end_of_a_connection_ends_the_call_that_is_being_sent(
     callers: ThreadPoolExecutor, ends: Callable[[Peer], object], reason: str
 ) -> None:
     with FakeServer(reads=False) as server, connected(server) as connection:
@@ -220,7 +220,7 @@ def test_requests_of_all_sizes_arrive_whole(size: int) -> None:
         assert [ask(connection, body) for _ in range(3)] == [body] * 3
 
 
-def test_a_short_request_waits_for_room_among_what_is_still_to_be_sent() -> None:
+def test_a_short_request_waits_for_room_in_the_send_buffer() -> None:
     with FakeServer(reads=False) as server, connected(server) as connection:
         connection._socket.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -232,14 +232,14 @@ def test_a_short_request_waits_for_room_among_what_is_still_to_be_sent() -> None
         assert not connection.is_usable
 
 
-def test_a_short_request_on_a_broken_connection_says_that_it_broke() -> None:
+def test_a_short_request_on_a_broken_connection_is_an_error() -> None:
     with FakeServer() as server, connected(server) as connection:
         connection._socket.shutdown(socket.SHUT_WR)
         with pytest.raises(ConnectionLostError, match="broke while a request was sent: Broken"):
             ask(connection, b"short")
 
 
-def test_a_call_that_nobody_waits_for_any_more_closes_its_connection(
+def test_a_cancelled_call_closes_its_connection(
     callers: ThreadPoolExecutor,
 ) -> None:
     left, held = threading.Event(), Collecting()

@@ -104,14 +104,14 @@ def test_a_server_that_is_down_is_passed_over():
         assert [ask(b"%d" % number) for number in range(20)] == [b"%d" % n for n in range(20)]
 
 
-def test_when_all_are_down_the_error_comes_at_once_and_names_them():
+def test_without_a_server_the_error_is_immediate_and_names_all():
     endpoints = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
     with asking(*endpoints) as ask, pytest.raises(PredictorUnavailableError) as caught:
         ask()
     assert str(caught.value).startswith(f"[uci] no server is available at {', '.join(endpoints)}: ")
 
 
-def test_a_call_whose_connection_breaks_is_made_again_at_another_server():
+def test_a_call_whose_connection_breaks_is_repeated_at_another_server():
     gates = [Gate(echo), Gate(echo)]
     with (
         peer(SERVICE, {"ask": gates[0]}) as first,
@@ -128,7 +128,7 @@ def test_a_call_whose_connection_breaks_is_made_again_at_another_server():
         gates[broken].opened.set()
 
 
-def test_a_call_whose_only_connection_breaks_fails_as_unavailable():
+def test_a_call_whose_only_connection_breaks_is_unavailable():
     gate = Gate(echo)
     with (
         peer(SERVICE, {"ask": gate}) as only,
@@ -143,7 +143,7 @@ def test_a_call_whose_only_connection_breaks_fails_as_unavailable():
         gate.opened.set()
 
 
-def test_a_server_that_comes_back_is_used_again():
+def test_a_recovered_server_is_used_again():
     with peer(SERVICE, {"ask": echo}) as before, asking(before.endpoint) as ask:
         assert ask(b"1") == b"1"
         before.cut_off()
@@ -160,12 +160,12 @@ def answers(ask: Callable[..., bytes]) -> bool:
         return False
 
 
-def test_a_server_that_takes_no_calls_now_is_asked_again_but_not_for_ever():
-    asked: list[bytes] = []
+def test_a_refusing_server_is_called_again_a_limited_number_of_times():
+    requests: list[bytes] = []
     refuse = refusal(grpc.StatusCode.UNAVAILABLE, "draining")
 
     def drain(request: bytes, context: Any) -> bytes:
-        asked.append(request)
+        requests.append(request)
         return refuse(request, context)
 
     with (
@@ -174,7 +174,7 @@ def test_a_server_that_takes_no_calls_now_is_asked_again_but_not_for_ever():
         pytest.raises(PredictorUnavailableError, match="draining"),
     ):
         ask()
-    assert len(asked) == 2
+    assert len(requests) == 2
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_peer_that_speaks_no_grpc_is_unavailable(greeting: bytes):
         ask()
 
 
-def test_a_peer_that_says_nothing_is_waited_for_until_the_deadline():
+def test_a_silent_peer_is_waited_for_until_the_deadline():
     over = threading.Event()
     with raw_server(lambda connection: over.wait() and None) as endpoint, asking(endpoint) as ask:
         with pytest.raises(DeadlineError):
@@ -200,7 +200,7 @@ def test_a_peer_that_says_nothing_is_waited_for_until_the_deadline():
 # --- deadlines ------------------------------------------------------------------------------
 
 
-def test_a_slow_answer_is_a_deadline_error_and_the_next_call_is_answered():
+def test_a_slow_answer_is_a_deadline_error_and_the_next_call_works():
     gate = Gate(echo)
     with peer(SERVICE, {"ask": gate}) as slow, asking(slow.endpoint) as ask:
         with pytest.raises(DeadlineError, match=rf"\[uci\] no answer from {slow.endpoint} within"):
@@ -209,7 +209,7 @@ def test_a_slow_answer_is_a_deadline_error_and_the_next_call_is_answered():
         assert ask(b"2") == b"2"
 
 
-def test_the_server_is_told_the_deadline():
+def test_the_server_receives_the_deadline():
     def left(request: bytes, context: Any) -> bytes:
         return b"%d" % context.time_remaining()
 
@@ -218,26 +218,26 @@ def test_the_server_is_told_the_deadline():
         assert 100 < int(ask(deadline_s=None)) <= 500
 
 
-def test_without_time_nothing_is_asked():
-    asked: list[bytes] = []
+def test_without_remaining_time_no_call_is_made():
+    requests: list[bytes] = []
     with (
-        peer(SERVICE, {"ask": lambda request, _: asked.append(request) or b""}) as server,
+        peer(SERVICE, {"ask": lambda request, _: requests.append(request) or b""}) as server,
         asking(server.endpoint) as ask,
         pytest.raises(DeadlineError),
     ):
         ask(deadline_s=0.0)
-    assert asked == []
+    assert requests == []
 
 
 # --- errors that a server answers -----------------------------------------------------------
 
 
-def test_an_error_of_the_server_is_named_and_asked_for_once():
-    asked: list[bytes] = []
+def test_an_error_of_the_server_is_named_and_not_retried():
+    requests: list[bytes] = []
     refuse = refusal(grpc.StatusCode.INVALID_ARGUMENT, "no such input\n  'z'")
 
     def fail(request: bytes, context: Any) -> bytes:
-        asked.append(request)
+        requests.append(request)
         return refuse(request, context)
 
     with peer(SERVICE, {"ask": fail}) as server, asking(server.endpoint) as ask:
@@ -247,7 +247,7 @@ def test_an_error_of_the_server_is_named_and_asked_for_once():
             f"[uci] the server at {server.endpoint} answered INVALID_ARGUMENT: no such input 'z'"
         )
         assert not caught.value.retryable
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_a_method_that_the_server_lacks_is_named():
@@ -259,7 +259,7 @@ def test_a_method_that_the_server_lacks_is_named():
         ask()
 
 
-def test_a_server_with_too_much_to_do_may_be_asked_again_later():
+def test_an_overloaded_server_may_be_called_again_later():
     refuse = refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue is full")
     with (
         peer(SERVICE, {"ask": refuse}) as server,
@@ -269,14 +269,14 @@ def test_a_server_with_too_much_to_do_may_be_asked_again_later():
         ask()
 
 
-def test_a_message_that_is_too_long_for_the_server_is_too_long_later_too():
+def test_a_message_too_long_for_the_server_is_not_retried():
     with peer(SERVICE, {"ask": echo}) as server, asking(server.endpoint) as ask:
         with pytest.raises(PredictorError, match=r"EXHAUSTED: .*larger than max") as caught:
             ask(bytes(5 * 1024 * 1024))
         assert not caught.value.retryable
 
 
-def test_long_answers_are_taken():
+def test_long_answers_are_accepted():
     size = 20 * 1024 * 1024
     with peer(SERVICE, {"ask": lambda *_: bytes(size)}) as server, asking(server.endpoint) as ask:
         assert len(ask()) == size
@@ -285,7 +285,7 @@ def test_long_answers_are_taken():
 # --- what goes along --------------------------------------------------------------------------
 
 
-def test_the_server_is_told_of_which_trace_the_call_is():
+def test_the_server_receives_the_trace_of_the_call():
     seen: list[str | None] = []
 
     def note(request: bytes, context: Any) -> bytes:
@@ -307,7 +307,7 @@ def test_the_server_is_told_of_which_trace_the_call_is():
 
 
 @pytest.mark.parametrize("endpoints", [("localhost",), ("127.0.0.1:0",), ()])
-def test_what_is_no_endpoint_is_refused_with_its_key(endpoints: tuple[str, ...]):
+def test_an_invalid_endpoint_is_refused_with_its_key(endpoints: tuple[str, ...]):
     with pytest.raises(InitError, match=r"op\.uci\.server_endpoints: "):
         GrpcCalls(RemoteModel("uci", "grpc", endpoints))
 
@@ -325,7 +325,7 @@ def test_a_server_that_is_down_at_start_is_a_warning(
     assert [endpoint in line for line in caplog.messages] == ([] if is_there else [True])
 
 
-def test_after_close_no_call_begins_and_those_under_way_finish():
+def test_after_close_no_call_starts_and_running_ones_finish():
     gate = Gate(echo)
     with peer(SERVICE, {"ask": gate}) as server, ThreadPoolExecutor() as pool:
         calls = GrpcCalls(RemoteModel("uci", "grpc", (server.endpoint,)))
@@ -342,7 +342,7 @@ def test_after_close_no_call_begins_and_those_under_way_finish():
         calls.close()
 
 
-def test_a_server_that_a_proxy_is_asked_for_is_not_there_and_the_error_names_it(monkeypatch):
+def test_an_error_of_a_missing_server_names_the_proxy(monkeypatch):
     for name in ("grpc_proxy", "https_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
@@ -352,12 +352,12 @@ def test_a_server_that_a_proxy_is_asked_for_is_not_there_and_the_error_names_it(
     calls.close()
 
 
-def test_a_call_that_nobody_waits_for_any_more_is_cancelled_at_the_server():
-    asked, left, cancelled = threading.Event(), threading.Event(), threading.Event()
+def test_a_cancelled_call_is_cancelled_at_the_server():
+    Event, left, cancelled = threading.Event(), threading.Event(), threading.Event()
 
     def hang(request: bytes, context: Any) -> bytes:
         context.add_callback(cancelled.set)
-        asked.set()
+        Event.set()
         cancelled.wait()
         return request
 
@@ -365,7 +365,7 @@ def test_a_call_that_nobody_waits_for_any_more_is_cancelled_at_the_server():
         calls = GrpcCalls(RemoteModel("uci", "grpc", (server.endpoint,)))
         context = (RequestContext(data_id=1, is_over=left.is_set),)
         answer = pool.submit(calls.run, calls.method(PATH), b"x", HOUR_S, context)
-        asked.wait()
+        Event.wait()
         assert not cancelled.is_set()
         left.set()
         with pytest.raises(ClosedError, match="nobody waits"):

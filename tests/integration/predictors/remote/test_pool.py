@@ -80,7 +80,7 @@ def test_an_idle_connection_is_used_again() -> None:
         assert len(server.peers) == 1
 
 
-def test_callers_at_the_same_time_get_connections_of_their_own() -> None:
+def test_concurrent_callers_get_separate_connections() -> None:
     with FakeServer() as server, pool_to(server.address) as pool:
         connections = [take(pool) for _ in range(7)]
         wait_until(lambda: len(server.peers) == 7)
@@ -89,12 +89,12 @@ def test_callers_at_the_same_time_get_connections_of_their_own() -> None:
         assert len(server.peers) == 7
 
 
-def test_no_more_idle_connections_are_kept_than_the_limit() -> None:
+def test_the_number_of_idle_connections_is_limited() -> None:
     with FakeServer() as server, pool_to(server.address) as pool:
         connections = [take(pool) for _ in range(MAX_IDLE + 2)]
         for connection in connections:
             pool.give_back(connection)
-        assert [each._socket.fileno() == -1 for each in connections].count(True) == 2
+        assert [item._socket.fileno() == -1 for item in connections].count(True) == 2
 
 
 def test_many_threads_get_their_own_answers() -> None:
@@ -108,7 +108,7 @@ def test_many_threads_get_their_own_answers() -> None:
         assert len(server.peers) <= 32
 
 
-def test_a_connection_whose_answer_is_late_is_used_again() -> None:
+def test_a_connection_with_a_late_answer_is_used_again() -> None:
     held = Collecting()
     with FakeServer(held) as server, pool_to(server.address) as pool:
         connection = take(pool)
@@ -143,7 +143,7 @@ def test_a_name_that_is_unknown_is_an_error() -> None:
         take(pool)
 
 
-def test_a_server_that_does_not_take_connections_costs_no_more_than_the_deadline(
+def test_a_server_that_accepts_no_connections_costs_at_most_the_deadline(
     silent_address: tuple[str, int],
 ) -> None:
     with pool_to(silent_address) as pool, pytest.raises(OutOfTimeError):
@@ -163,7 +163,7 @@ def is_waited_for(pool: Pool[BrpcConnection]) -> bool:
     return len(pool._given_back._waiters) == 1
 
 
-def test_where_no_more_connections_can_be_opened_the_next_that_is_given_back_is_used(full) -> None:
+def test_without_new_connections_the_next_returned_one_is_used(full) -> None:
     pool, connection = full
     with ThreadPoolExecutor(1) as one:
         other = one.submit(take, pool)
@@ -173,7 +173,7 @@ def test_where_no_more_connections_can_be_opened_the_next_that_is_given_back_is_
         assert ask(pool, connection, b"used") == b"used"
 
 
-def test_who_waits_for_a_connection_runs_out_of_time(full) -> None:
+def test_a_caller_that_waits_for_a_connection_times_out(full) -> None:
     pool, connection = full
     with pytest.raises(OutOfTimeError):
         take(pool, 0.05)
@@ -198,7 +198,7 @@ def test_a_caller_that_left_stops_connecting(silent_address: tuple[str, int]) ->
         pool.take(Waiting(time.monotonic() + WAIT_S, lambda: next(looks)))
 
 
-def test_who_waits_for_a_connection_that_is_lost_is_told_why_there_is_no_other(full) -> None:
+def test_a_caller_that_waits_for_a_lost_connection_gets_the_reason(full) -> None:
     pool, connection = full
     with ThreadPoolExecutor(1) as one:
         other = one.submit(take, pool)
@@ -209,7 +209,7 @@ def test_who_waits_for_a_connection_that_is_lost_is_told_why_there_is_no_other(f
             other.result(WAIT_S)
 
 
-def test_after_retiring_calls_under_way_finish_and_others_get_new_connections() -> None:
+def test_after_retirement_running_calls_finish_and_others_get_new_connections() -> None:
     held = Collecting()
     with (
         FakeServer(held) as server,
@@ -251,7 +251,7 @@ def test_a_probe_of_a_server_that_is_not_there_fails(dead_address: tuple[str, in
         wait_until(lambda: pool.probe() is False)
 
 
-def test_a_probe_that_gets_no_answer_waits_for_nothing_and_fails_in_the_end(
+def test_an_unanswered_probe_does_not_block_and_fails_eventually(
     silent_address: tuple[str, int],
 ) -> None:
     clock = Clock()
@@ -263,7 +263,7 @@ def test_a_probe_that_gets_no_answer_waits_for_nothing_and_fails_in_the_end(
         assert pool.probe() is None, "the next probe starts again"
 
 
-def test_after_close_calls_under_way_finish_and_no_new_ones_begin() -> None:
+def test_after_close_running_calls_finish_and_no_new_ones_start() -> None:
     held = Collecting()
     with FakeServer(held) as server, ThreadPoolExecutor(1) as one:
         pool = Pool(server.address, BrpcConnection)
@@ -277,7 +277,7 @@ def test_after_close_calls_under_way_finish_and_no_new_ones_begin() -> None:
         assert answer.result(WAIT_S) == b"last"
 
 
-def test_what_is_connected_after_close_is_closed_too() -> None:
+def test_a_connection_made_after_close_is_closed() -> None:
     with FakeServer() as server:
         pool = Pool(server.address, BrpcConnection)
         pool.close()

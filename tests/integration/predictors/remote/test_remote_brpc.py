@@ -84,7 +84,7 @@ def test_arrays_go_there_and_back(conf: Path) -> None:
         assert list(seam.predict(FEED, fetch=["words"])) == ["words", "words.lod"]
 
 
-def test_the_id_of_the_request_goes_with_it(conf: Path) -> None:
+def test_the_id_of_the_request_is_sent(conf: Path) -> None:
     with (
         FakeServer(echo_outputs) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
@@ -108,7 +108,7 @@ def test_the_id_of_the_request_goes_with_it(conf: Path) -> None:
         ({**FEED, "x": "text"}, PayloadTypeError),
     ],
 )
-def test_a_wrong_feed_is_refused_before_anything_is_sent(
+def test_an_invalid_feed_is_refused_before_the_request(
     conf: Path, feed: dict[str, Any], error: type[Exception]
 ) -> None:
     with (
@@ -129,7 +129,7 @@ def test_an_unknown_argument_is_a_mistake_of_the_caller(conf: Path) -> None:
         predictor.predict(FEED, fetchs=["x"])
 
 
-def test_the_models_own_error_is_told(conf: Path) -> None:
+def test_the_error_of_the_model_is_returned(conf: Path) -> None:
     def fail(peer: Peer, frame: BrpcFrame) -> None:
         peer.answer(frame, Response(err_no=5, err_msg="no memory").SerializeToString())
 
@@ -141,7 +141,7 @@ def test_the_models_own_error_is_told(conf: Path) -> None:
         predictor.predict(FEED)
 
 
-def test_an_answer_that_is_no_response_is_garbage_and_the_next_call_goes_well(conf: Path) -> None:
+def test_an_invalid_answer_is_an_error_and_the_next_call_works(conf: Path) -> None:
     with (
         FakeServer(lambda peer, frame: peer.answer(frame, b"\xff\xff\xff")) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
@@ -167,7 +167,7 @@ def test_each_limit_of_time_ends_a_call(conf: Path, limit: str) -> None:
         call.run(lambda: predictor.predict(FEED, deadline_s=deadline_s))
 
 
-def test_nothing_is_sent_when_no_time_is_left(conf: Path) -> None:
+def test_without_remaining_time_no_request_is_sent(conf: Path) -> None:
     with (
         FakeServer(echo_outputs) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,
@@ -177,7 +177,7 @@ def test_nothing_is_sent_when_no_time_is_left(conf: Path) -> None:
         assert not server.requests
 
 
-def test_a_server_that_is_down_at_start_is_a_warning_and_may_come_later(
+def test_an_unavailable_server_at_the_start_is_a_warning_and_may_start_later(
     conf: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -107,7 +107,7 @@ def test_arrays_and_text_go_there_and_back(conf: Path):
     ]
 
 
-def test_only_what_is_fetched_is_returned(conf: Path):
+def test_only_fetched_outputs_are_returned(conf: Path):
     with connected(conf, Server(), fetch_list=["said"]) as predictor:
         assert list(predictor.predict([feed()])) == ["said"]
         assert list(predictor.predict(feed(), fetch=["y"])) == ["y"]
@@ -144,7 +144,7 @@ def test_a_wrong_feed_is_refused_before_it_is_sent(
     assert server.requests == []
 
 
-def test_the_error_of_the_peer_is_named_and_the_next_call_is_answered(conf: Path):
+def test_the_error_of_the_peer_is_named_and_the_next_call_works(conf: Path):
     server = Server()
     with connected(conf, server) as predictor:
         server.answer = lambda request: Response(err_no=12, err_msg="no memory")
@@ -154,9 +154,7 @@ def test_the_error_of_the_peer_is_named_and_the_next_call_is_answered(conf: Path
         predictor.predict(feed())
 
 
-def test_an_answer_that_is_no_message_is_the_peers_error(
-    conf: Path, caplog: pytest.LogCaptureFixture
-):
+def test_an_invalid_answer_is_the_peers_error(conf: Path, caplog: pytest.LogCaptureFixture):
     with (
         connected(conf, lambda *_: b"\xff\xff") as predictor,
         pytest.raises(PredictorError, match=r"\[uci\] the answer of the server at .* cannot be"),
@@ -186,14 +184,14 @@ def test_a_slow_answer_is_a_deadline_error(conf: Path):
         predictor.predict(feed())
 
 
-def test_arguments_of_older_clients_are_taken_and_others_are_not(conf: Path):
+def test_arguments_of_older_clients_are_accepted_and_others_are_not(conf: Path):
     with connected(conf, Server()) as predictor:
         predictor.predict(feed(), need_variant_tag=False, logid=3)
         with pytest.raises(TypeError, match="nonsense"):
             predictor.predict(feed(), nonsense=1)
 
 
-def test_a_closed_predictor_says_so(conf: Path):
+def test_a_closed_predictor_raises(conf: Path):
     with connected(conf, Server()) as predictor:
         pass
     predictor.close()
@@ -201,7 +199,7 @@ def test_a_closed_predictor_says_so(conf: Path):
         predictor.predict(feed())
 
 
-def test_a_server_that_comes_later_is_a_warning_at_start_and_an_error_until_then(
+def test_a_server_that_starts_later_is_a_warning_at_the_start(
     conf: Path, caplog: pytest.LogCaptureFixture
 ):
     with peer(SERVICE, {}) as gone:
@@ -214,7 +212,7 @@ def test_a_server_that_comes_later_is_a_warning_at_start_and_an_error_until_then
     predictor.close()
 
 
-def test_without_the_models_prototxt_nothing_starts():
+def test_without_the_models_prototxt_the_start_fails():
     model = RemoteModel("uci", "grpc", ("127.0.0.1:9292",))
     with pytest.raises(InitError, match=r"op\.uci\.client_config: client_type grpc needs"):
         connect_remote_predictor(model)

@@ -97,7 +97,7 @@ def zeros() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("datatype", [name for name in DATATYPES if name != "BYTES"])
-def test_every_datatype_goes_there_and_back(datatype: str):
+def test_each_datatype_is_fed_and_fetched(datatype: str):
     array = np.arange(6).reshape(3, 2).astype(DATATYPES[datatype])
     with connected(Server({"x": (datatype, (-1, 2))})) as predictor:
         answer = predictor.predict({"x": array})["x"]
@@ -136,14 +136,14 @@ def test_the_request_names_the_model_the_version_the_id_and_the_outputs():
     assert second.id == ""
 
 
-def test_a_model_without_a_name_of_its_own_is_called_as_the_op():
+def test_a_model_without_a_name_has_the_name_of_its_op():
     server = Server()
     with connected(server) as predictor:
         predictor.predict(zeros())
     assert (server.described[0].name, server.requests[0].model_name) == ("uci", "uci")
 
 
-def test_only_the_outputs_to_fetch_are_asked_for_and_returned_in_that_order():
+def test_only_fetched_outputs_are_requested_and_returned_in_order():
     floats = ("FP32", (-1, 2))
     server = Server({"a": floats, "b": floats, "c": floats})
     feed = {name: np.full((1, 2), number, np.float32) for number, name in enumerate("abc")}
@@ -199,7 +199,7 @@ def test_numbers_are_cast_as_for_a_local_model():
         ({"x": np.zeros((1, 2), np.float32)}, ["z"], InputError),
     ],
 )
-def test_a_feed_that_is_not_the_models_is_refused_before_it_is_sent(
+def test_an_invalid_feed_is_refused_before_the_request(
     feed: Any, fetch: Any, error: type[Exception]
 ):
     server = Server()
@@ -256,7 +256,7 @@ def test_an_answer_that_cannot_be_used_is_the_servers_error(
         predictor.predict(zeros())
 
 
-def test_an_answer_that_is_no_message_is_the_servers_error():
+def test_an_invalid_answer_is_the_servers_error():
     methods = {**Server().methods, "ModelInfer": lambda *_: b"\xff\xff"}
     with peer(SERVICE, methods) as there:
         predictor = connect(RemoteModel("uci", "kserve", (there.endpoint,)))
@@ -265,7 +265,7 @@ def test_an_answer_that_is_no_message_is_the_servers_error():
         predictor.close()
 
 
-def test_a_server_that_is_gone_is_unavailable_and_a_closed_predictor_says_so():
+def test_a_stopped_server_is_unavailable_and_a_closed_predictor_raises():
     with connected(Server()) as predictor:
         pass
     with pytest.raises(ClosedError):
@@ -280,7 +280,7 @@ def test_a_server_that_is_gone_is_unavailable_and_a_closed_predictor_says_so():
 # --- start ----------------------------------------------------------------------------------
 
 
-def test_it_is_what_triton_and_kserve_connect_to():
+def test_client_types_triton_and_kserve_select_the_predictor():
     with peer(SERVICE, Server().methods) as there:
         for client_type in ("triton", "kserve"):
             predictor = connect_remote_predictor(RemoteModel("u", client_type, (there.endpoint,)))
@@ -288,15 +288,15 @@ def test_it_is_what_triton_and_kserve_connect_to():
             predictor.close()
 
 
-def test_a_model_that_the_server_does_not_know_is_an_error_at_start():
+def test_a_model_unknown_to_the_server_is_an_error_at_the_start():
     def unknown(request: bytes, context: Any) -> bytes:
         context.abort(grpc.StatusCode.NOT_FOUND, "unknown model")
         raise AssertionError
 
-    told = r"op\.uci: the server does not describe the model 'resnet' version 2: .*unknown model"
+    text = r"op\.uci: the server does not describe the model 'resnet' version 2: .*unknown model"
     with (
         peer(SERVICE, {"ModelMetadata": unknown}) as there,
-        pytest.raises(InitError, match=told),
+        pytest.raises(InitError, match=text),
     ):
         connect(
             RemoteModel("uci", "triton", (there.endpoint,), model_name="resnet", model_version="2")
@@ -319,7 +319,7 @@ def test_a_datatype_that_is_unknown_is_an_error_at_start():
         pass
 
 
-def test_a_fetch_list_that_is_not_the_models_is_an_error_at_start():
+def test_an_unknown_fetch_list_is_an_error_at_the_start():
     with (
         pytest.raises(InitError, match="the model has no output"),
         connected(Server(), fetch_list=["z"]),

@@ -61,7 +61,7 @@ def played(*answers: Any, **options: Any) -> Iterator[tuple[OpenAIPredictor, Ups
         yield predictor, server
 
 
-class Asks(Op):
+class CallsRemoteModel(Op):
     """Asks a model elsewhere, part by part."""
 
     def __init__(self, **options: Any) -> None:
@@ -80,7 +80,7 @@ class Asks(Op):
 # Requests, and the outputs made of the answers ---------------------------------------------------
 
 
-def test_a_chat_is_asked_as_it_is_and_answered_with_our_names():
+def test_a_chat_is_sent_unchanged_and_answered_with_our_keys():
     calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     with played(says(chat(None, "tool_calls", tool_calls=calls))) as (predictor, server):
         answer = predictor.predict({**ASK, "seed": None, "top_p": np.array([0.25])})
@@ -97,7 +97,7 @@ def test_a_chat_is_asked_as_it_is_and_answered_with_our_names():
     }
 
 
-def test_a_server_that_goes_on_behind_the_end_of_a_stream_is_left():
+def test_a_server_that_continues_after_the_end_of_a_stream_is_disconnected():
     def endless(handler: Any, asked: Any) -> None:
         streams(*HELLO, is_cut=True)(handler, asked)
         with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ def test_a_batch_is_embedded_by_one_call(in_base64):
         ({**chat("a"), "usage": {"prompt_tokens": -1}}, "other counts"),
     ],
 )
-def test_an_answer_that_is_none(answer, said):
+def test_an_invalid_answer_is_an_error(answer, said):
     with played(says(answer)) as (predictor, _), pytest.raises(PredictorError, match=said):
         predictor.predict(ASK)
 
@@ -162,7 +162,7 @@ def test_too_few_embeddings_are_refused():
 @pytest.mark.parametrize(
     "feed", [{"text": "a"}, {"input": ["a", "b"], "user": ["x", "y"]}, {"prompt": object()}]
 )
-def test_what_cannot_be_asked(feed):
+def test_an_invalid_feed_is_refused(feed):
     with played(says({})) as (predictor, server), pytest.raises(InputError):
         predictor.predict(feed)
     assert not server.asked
@@ -171,7 +171,7 @@ def test_what_cannot_be_asked(feed):
 @pytest.mark.parametrize(
     "endpoint", ["", "ftp://a", "http://user:pass@a/v1", "http://a:x", "nowhere"]
 )
-def test_endpoints_that_are_none(endpoint):
+def test_an_invalid_endpoint_is_refused(endpoint):
     with pytest.raises(InitError, match=r"op\.llm\.server_endpoints") as raised, asking(endpoint):
         pass
     assert "pass" not in str(raised.value)
@@ -191,11 +191,11 @@ def test_endpoints_that_are_none(endpoint):
 def test_log_probabilities_have_one_form(said, token):
     choice = {"index": 0, "text": "a", "logprobs": said, "finish_reason": "stop"}
     with played(says({"choices": [choice]})) as (predictor, _):
-        told = predictor.predict({"prompt": "x"})["logprobs"]
-    assert told == [{"token": "a", "logprob": -1.0, "top_logprobs": token}]
+        reported = predictor.predict({"prompt": "x"})["logprobs"]
+    assert reported == [{"token": "a", "logprob": -1.0, "top_logprobs": token}]
 
 
-def test_callers_choose_neither_the_model_nor_how_it_answers():
+def test_callers_cannot_choose_the_model_and_the_number_of_answers():
     with played(says(chat("a"))) as (predictor, server):
         predictor.predict({**ASK, "model": "large", "stream": True, "n": 1})
         with pytest.raises(InputError, match="n: one answer"):
@@ -206,7 +206,7 @@ def test_callers_choose_neither_the_model_nor_how_it_answers():
 # Streams ----------------------------------------------------------------------
 
 
-def test_parts_come_as_they_are_said_and_the_connection_is_kept():
+def test_parts_are_returned_one_by_one_and_the_connection_is_reused():
     chunks = (*HELLO, delta("stop"), USAGE)
     with played(streams(*chunks)) as (predictor, server):
         first = list(predictor.stream(ASK))
@@ -230,7 +230,7 @@ def test_parts_come_as_they_are_said_and_the_connection_is_kept():
         (streams(*HELLO, 3), "not an object"),
     ],
 )
-def test_a_stream_that_goes_wrong_ends_behind_its_parts(answer, said):
+def test_a_failing_stream_ends_after_its_parts(answer, said):
     with played(answer) as (predictor, _):
         parts = predictor.stream(ASK)
         assert [next(parts)["text"], next(parts)["text"]] == ["he", "llo"]
@@ -248,7 +248,7 @@ def test_a_stream_that_is_closed_closes_the_call():
         never.set()
 
 
-def test_a_call_ends_while_the_model_is_silent_when_nobody_waits_any_more():
+def test_a_cancelled_call_ends_while_the_model_is_silent():
     never, left = threading.Event(), threading.Event()
     context = (RequestContext(data_id=1, is_over=left.is_set),)
     with played(streams(then=never)) as (predictor, server):
@@ -271,7 +271,7 @@ def floods(handler: Any, asked: Any) -> None:
     handler.close_connection = True
 
 
-def test_a_call_ends_while_what_comes_has_no_end_when_nobody_waits_any_more():
+def test_a_cancelled_call_ends_during_an_endless_answer():
     left = threading.Event()
     context = (RequestContext(data_id=1, is_over=left.is_set),)
     with played(floods) as (predictor, server):
@@ -283,7 +283,7 @@ def test_a_call_ends_while_what_comes_has_no_end_when_nobody_waits_any_more():
         assert {server.left.get(timeout=10) for _ in range(2)} == {1, 2}
 
 
-def test_what_is_no_answer_is_told_as_an_error_of_the_server():
+def test_invalid_http_is_an_error_of_the_server():
     def garbage(handler: Any, asked: Any) -> None:
         handler.wfile.write(b"HTTP/1.1 none of it\r\n\r\n")
 
@@ -294,7 +294,7 @@ def test_what_is_no_answer_is_told_as_an_error_of_the_server():
         predictor.predict(ASK)
 
 
-def test_an_answer_without_end_is_told_as_an_error_of_the_server(monkeypatch):
+def test_an_endless_answer_is_an_error_of_the_server(monkeypatch):
     monkeypatch.setattr(http_calls, "MAX_ANSWER_BYTES", 100_000)
     text = r"is larger than a remote model's answer may be \(100000\)"
     with played(floods) as (predictor, _), pytest.raises(PredictorError, match=text):
@@ -314,7 +314,7 @@ def test_the_deadline_ends_a_call():
 
 
 @pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
-def test_it_asks_again_when_the_server_says(status):
+def test_a_busy_server_is_called_again_after_its_delay(status):
     busy = says({"error": {"message": "busy"}}, status, retry_after="0")
     with played(busy, busy, says(chat("hello"))) as (predictor, server):
         assert predictor.predict(ASK)["text"] == "hello"
@@ -341,14 +341,14 @@ def test_attempts_are_counted():
     ("status", "kind"),
     [(400, InputError), (422, InputError), (404, PredictorError), (500, PredictorError)],
 )
-def test_other_errors_are_told_at_once(status, kind):
+def test_other_errors_are_not_retried(status, kind):
     refused = pytest.raises(kind, match=f"answered {status}.*no such")
     with played(says({"error": {"message": "no such"}}, status)) as (predictor, server), refused:
         predictor.predict(ASK)
     assert len(server.asked) == 1
 
 
-def test_a_kept_connection_that_the_server_closed_is_opened_again():
+def test_a_reused_connection_that_the_server_closed_is_opened_again():
     def closes(handler: Any, asked: Any) -> None:
         handler.close_connection = True
 
@@ -400,7 +400,7 @@ def test_a_server_that_hangs_is_left_out(caplog, monkeypatch):
 
 
 @pytest.mark.usefixtures("without_return")
-def test_a_call_without_time_is_no_fault_of_the_server(caplog):
+def test_a_call_without_time_is_not_the_fault_of_the_server(caplog):
     caplog.set_level(logging.WARNING)
     with upstream(says(chat("one"))) as one, upstream(says(chat("two"))) as two:
         with asking(one.url, two.url) as predictor:
@@ -447,7 +447,7 @@ def test_the_key_is_in_no_error_and_no_log(caplog, tmp_path):
         from pipeline import PipelineServer, ResponseOp
 
         served = PipelineServer("svc")
-        served.set_response_op(ResponseOp(Asks()))
+        served.set_response_op(ResponseOp(CallsRemoteModel()))
         served.prepare_server(str(config))
         with served, client_of(served) as client:
             answer = client.predict({"prompt": "a"})
@@ -456,7 +456,7 @@ def test_the_key_is_in_no_error_and_no_log(caplog, tmp_path):
     assert KEY not in caplog.text
 
 
-def test_the_configuration_knows_its_keys_and_shows_no_key(tmp_path, capsys):
+def test_the_configuration_has_the_options_and_masks_the_key(tmp_path, capsys):
     config = tmp_path / "config.yml"
     config.write_text(
         "rpc_port: 0\nop: {llm: {client_type: openai, server_endpoints: ['http://a/v1'], "
@@ -470,7 +470,7 @@ def test_the_configuration_knows_its_keys_and_shows_no_key(tmp_path, capsys):
     assert KEY not in shown
 
 
-def test_a_key_that_is_none_is_not_shown():
+def test_an_invalid_key_is_not_shown():
     refused = pytest.raises(InitError, match="api_key")
     with refused as raised, asking("http://127.0.0.1:1", api_key=f"{KEY}\nx"):
         pass
@@ -485,11 +485,11 @@ def settings(url: str, **more: Any) -> dict[str, Any]:
     return {"llm": {"client_type": "openai", "server_endpoints": [url], "api_key": KEY, **more}}
 
 
-def test_an_op_streams_what_another_server_of_ours_says():
+def test_an_op_streams_the_answer_of_another_of_our_servers():
     with openai_server(SaysByWord()) as model:
         url = f"http://127.0.0.1:{model.http_port}/v1"
         with (
-            server_for(Asks(), op=settings(url, model_name="echo")) as server,
+            server_for(CallsRemoteModel(), op=settings(url, model_name="echo")) as server,
             client_of(server) as client,
             client.predict_stream({"prompt": "a b c"}) as parts,
         ):
@@ -524,7 +524,7 @@ def test_a_plain_op_answers_at_once():
         assert ask(server, "a b")["value"] == ["a b"]
 
 
-def test_a_plain_op_leaves_a_server_that_answers_nobody_any_more():
+def test_a_plain_op_disconnects_from_a_silent_server_after_a_cancellation():
     never = threading.Event()
     body = b'{"messages": [{"role": "user", "content": "a"}]}'
     head = b"POST /api/svc HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -562,8 +562,8 @@ def test_a_chat_with_tools_passes_through_two_servers():
         ) as server,
         openai.OpenAI(base_url=f"http://127.0.0.1:{server.http_port}/v1", api_key="k") as client,
     ):
-        asked = {"model": "passes", "messages": ASK["messages"], "tools": tools}
-        done = client.chat.completions.create(**asked)
+        request = {"model": "passes", "messages": ASK["messages"], "tools": tools}
+        done = client.chat.completions.create(**request)
     (choice,) = done.choices
     (call,) = choice.message.tool_calls
     assert (choice.message.content, choice.finish_reason) == ("so ", "tool_calls")

@@ -172,7 +172,7 @@ def test_the_log_id_and_the_deadline_are_passed_on():
         predictor.close()
 
 
-def test_only_what_is_fetched_is_returned_with_its_offsets():
+def test_only_fetched_outputs_are_returned_with_their_offsets():
     feed = {"x": np.zeros((3, 2)), "x.lod": [0, 3], "y": np.ones(3), "z": np.ones(3)}
     with asking(Echo(), fetch_list=["z", "x"]) as predictor:
         assert predictor.feed_names == ()
@@ -202,7 +202,7 @@ def test_one_sample_gets_a_batch_axis():
         ([{"x": "a"}, {"x": "b"}], InputError),
     ],
 )
-def test_what_cannot_be_sent_is_refused(feed: Any, error: type[Exception]):
+def test_an_invalid_feed_is_refused(feed: Any, error: type[Exception]):
     op = Echo()
     with asking(op) as predictor, pytest.raises(error, match=r"\[uci\]"):
         predictor.predict(feed)
@@ -266,7 +266,7 @@ def test_the_code_and_the_text_are_the_peers(code: int, kind: type[Exception]):
     assert str(caught.value) == "the peer's"
 
 
-def test_a_server_that_is_gone_is_unavailable_and_a_closed_predictor_says_so():
+def test_a_stopped_server_is_unavailable_and_a_closed_predictor_raises():
     with asking_paddle(lambda request: Response()) as predictor:
         assert predictor.predict({}) == {}
     with pytest.raises(ClosedError):
@@ -288,7 +288,7 @@ def test_an_answer_that_cannot_be_read_is_the_peers_error():
         predictor.predict({})
 
 
-def test_an_endpoint_that_is_none_is_an_error_at_start():
+def test_an_invalid_endpoint_is_an_error_at_the_start():
     with pytest.raises(InitError, match=r"op\.uci\.server_endpoints"):
         connect(RemoteModel("uci", "pipeline_grpc", ("nowhere",)))
 
@@ -324,7 +324,7 @@ def test_the_text_of_arrays_becomes_arrays_and_other_text_stays(text: str, value
         assert result == value
 
 
-def test_a_tensor_stands_above_the_text_of_its_name():
+def test_a_tensor_overrides_the_text_of_its_name():
     def both(request: Request) -> Response:
         return Response(key=["x", "t"], value=["array([9])", "b"], tensors=request.tensors)
 
@@ -353,7 +353,7 @@ def test_many_threads_may_ask_at_once():
         assert side_by_side(ask, 8) == [[number] for number in range(8)]
 
 
-def test_callers_who_leave_free_the_worker_of_a_silent_server():
+def test_a_disconnect_frees_the_worker_of_a_silent_server():
     asked, cancelled = queue.Queue[None](), queue.Queue[None]()
     is_silent = threading.Event()
     is_silent.set()

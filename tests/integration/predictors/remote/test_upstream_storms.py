@@ -36,7 +36,7 @@ def an_attempt_too_many():
 
 
 @contextlib.contextmanager
-def connections_are_kept_behind_half_an_answer():
+def connections_are_reused_after_half_an_answer():
     usable = property(lambda self: True, lambda self, value: None)
     with mock.patch.object(UpstreamConnection, "is_usable", usable, create=True):
         yield
@@ -50,17 +50,17 @@ def callers_that_left_are_not_noticed():
 
 MUTANTS = {
     an_attempt_too_many: 1,
-    connections_are_kept_behind_half_an_answer: 9,
+    connections_are_reused_after_half_an_answer: 9,
     callers_that_left_are_not_noticed: 20,
 }
 """The first seed for each defect; which case shows it depends on the machine."""
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_defect_is_found(mutant, monkeypatch):
+def test_the_fuzzer_reports_a_mutant(mutant, monkeypatch):
     seeds = range(MUTANTS[mutant], MUTANTS[mutant] + _MOST_CASES)
     with mutant(), monkeypatch.context() as patch:
         patch.setattr(upstream, "_PATIENCE_S", 3.0)
-        found = next((seed for seed in seeds if upstream.run(seed)), None)
-    assert found is not None
-    assert upstream.run(found) == []
+        result = next((seed for seed in seeds if upstream.run(seed)), None)
+    assert result is not None
+    assert upstream.run(result) == []

@@ -77,7 +77,7 @@ class DiesOnce(Op):
 
 
 @on_loop
-async def test_a_stream_of_which_nothing_was_sent_starts_over_as_configured():
+async def test_a_stream_without_sent_parts_is_repeated_as_configured():
     async with serving(DiesOnce("dies", RequestOp(), retry=2), **on_processes()) as streams:
         sink = streams.begin(before="first")
         assert await sink.ended() is None
@@ -99,7 +99,7 @@ async def test_a_server_that_stops_closes_the_generators():
 
 
 @on_loop
-async def test_what_no_frame_holds_ends_a_stream_behind_its_parts():
+async def test_a_part_that_no_frame_can_hold_ends_a_stream_after_its_parts():
     class Odd(Op):
         def process(self, feed_batch, log_id):
             yield {"text": "a"}
@@ -114,7 +114,7 @@ async def test_what_no_frame_holds_ends_a_stream_behind_its_parts():
 
 
 @on_loop
-async def test_memory_of_large_parts_is_free_again_as_they_are_taken():
+async def test_memory_of_large_parts_is_freed_as_they_are_read():
     class Large(Op):
         def process(self, feed_batch, log_id):
             for number in range(300):
@@ -134,7 +134,7 @@ async def test_memory_of_large_parts_is_free_again_as_they_are_taken():
 
 
 @on_loop
-async def test_who_gathers_in_a_process_gets_large_parts_and_what_is_no_stream_in_order():
+async def test_an_op_that_gathers_in_a_process_gets_large_parts_in_order():
     class Large(Op):
         def process(self, feed_batch, log_id):
             for number in range(3):
@@ -182,7 +182,7 @@ async def test_a_new_request_does_not_wait_for_all_open_streams():
 
 
 @on_loop
-async def test_a_stream_in_a_process_that_is_stopped_goes_on_with_it():
+async def test_a_stream_in_a_stopped_process_continues_with_the_process():
     async with serving(Endless("endless", RequestOp()), **on_processes()) as streams:
         sink = streams.begin(PartsSink(False))
         pid = int((await sink.until(4))[0])

@@ -58,7 +58,7 @@ def test_classes_of_an_unguarded_script_are_the_same_in_both_processes(tmp_path)
     subprocess.run([sys.executable, "-W", "error", str(script)], check=True)
 
 
-def test_a_forked_worker_opens_what_the_server_sealed_and_answers():
+def test_a_forked_worker_opens_a_payload_of_the_server_and_answers():
     arena = Arena(2**22)
     own, workers = arena.new_region(), arena.new_region()
     memory = RegionAllocator(arena.view(own), own)

@@ -53,7 +53,7 @@ def test_runtimes_are_imported_once_for_all_children(make_family, start_method):
     ("runtime", "why"),
     [("load_with_thread", "it starts threads (1)"), ("load_and_end", "it ends the process")],
 )
-def test_what_cannot_be_forked_is_left_to_the_children(
+def test_a_module_that_cannot_be_forked_is_imported_by_each_child(
     make_family, caplog, start_method, runtime, why
 ):
     family = make_family(start_method=start_method, runtimes=[f"zygote_children:{runtime}"])
@@ -67,7 +67,7 @@ def test_a_child_runs_the_main_that_it_was_started_for(make_family):
     assert family.hear(family.start(main=1)) == b"the other main"
 
 
-def test_a_child_has_what_the_user_opened_and_set_before(make_family, tmp_path):
+def test_a_child_inherits_files_and_settings_of_the_user(make_family, tmp_path):
     (tmp_path / "words").write_text("one two")
     with open(tmp_path / "words") as words:
         family = make_family(lambda sock, number: sock.sendall(words.read().encode()))
@@ -94,7 +94,7 @@ def test_a_child_of_a_clone_has_no_socket_but_its_own(make_family):
     assert family.ask(child, "pidfds") == "0"
 
 
-def test_an_asyncio_loop_can_run_in_a_child_though_the_fork_was_in_a_running_one(make_family):
+def test_an_asyncio_loop_runs_in_a_child_forked_within_a_running_loop(make_family):
     async def make() -> Zygotes:
         return Zygotes([obey])
 
@@ -121,7 +121,7 @@ def test_zygotes_forked_from_a_thread_give_children_a_main_thread(make_family):
     assert family.ask(child, "is main") == "True"
 
 
-def test_a_zygote_has_one_thread_whatever_the_parent_has(make_family):
+def test_a_zygote_has_one_thread(make_family):
     release = threading.Event()
     thread = threading.Thread(target=release.wait)
     thread.start()
@@ -175,7 +175,7 @@ def test_handlers_and_masks_of_the_parent_are_not_inherited(make_family):
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_what_a_child_executes_has_the_default_handlers(make_family):
+def test_a_program_executed_by_a_child_has_the_default_handlers(make_family):
     family = make_family()
     assert family.ask(family.start(), "sh") == str(-signal.SIGINT)
 
@@ -207,7 +207,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-def test_it_is_told_how_a_child_ended(make_family, how, capfd):
+def test_the_ending_of_a_child_is_reported(make_family, how, capfd):
     family = make_family()
     child, neighbour = family.start_and_ask(), family.start_and_ask()
     family.say(child, how)
@@ -228,7 +228,7 @@ def test_a_child_that_somebody_killed(make_family):
     assert child.ending == KILLED
 
 
-def test_stops_and_continues_are_told(make_family):
+def test_stops_and_continues_are_reported(make_family):
     family = make_family()
     child = family.start_and_ask()
     os.kill(child.pid, signal.SIGSTOP)
@@ -258,7 +258,7 @@ def test_a_child_can_be_killed_before_it_is_known_to_run(make_family):
     assert family.hear(child) == b""
 
 
-def test_killing_again_or_after_the_end_does_nothing(make_family):
+def test_a_second_kill_or_one_after_the_end_does_nothing(make_family):
     family = make_family()
     child, neighbour = family.start_and_ask(), family.start_and_ask()
     child.kill()
@@ -271,8 +271,8 @@ def test_killing_again_or_after_the_end_does_nothing(make_family):
 
 def test_an_owner_that_raises_does_not_keep_the_news_from_others(make_family):
     family = make_family()
-    told: list[Any] = []
-    family.loop.set_exception_handler(lambda loop, context: told.append(context))
+    reported: list[Any] = []
+    family.loop.set_exception_handler(lambda loop, context: reported.append(context))
 
     def raise_it(child: Child) -> NoReturn:
         raise ValueError("on_change")
@@ -283,12 +283,12 @@ def test_an_owner_that_raises_does_not_keep_the_news_from_others(make_family):
     second.kill()
     family.until_ended(first, second)
     first.sock.close()
-    assert [(type(one["exception"]), one["message"]) for one in told] == [
+    assert [(type(one["exception"]), one["message"]) for one in reported] == [
         (ValueError, "on_change of child 7 raised")
     ]
 
 
-def test_nothing_is_left_of_hundreds_of_children(make_family):
+def test_hundreds_of_children_leave_nothing(make_family):
     family = make_family()
     family.start_and_ask().kill()
     family.until_ended(*family.children)

@@ -43,7 +43,7 @@ def test_more_starts_than_the_socket_holds_wait_for_their_turn(make_family):
     assert answers == [str(i) for i in range(60) if i != 50]
 
 
-def test_a_zygote_that_cannot_fork_says_so_and_stays(make_family, monkeypatch):
+def test_a_zygote_that_cannot_fork_reports_it_and_stays(make_family, monkeypatch):
     with monkeypatch.context() as patch:
         refuse_forks_of_others(patch)
         family = make_family()
@@ -79,14 +79,14 @@ def refuse_forks_of_others(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(os, "fork", fork_at_home)
 
 
-def test_no_descriptor_for_a_child_is_an_error_that_says_so(make_family):
+def test_without_a_descriptor_for_a_child_the_start_is_an_error(make_family):
     family = make_family()
     with NoDescriptorLeft(), pytest.raises(InitError, match="ulimit -n"):
         family.start()
     assert family.ask(family.start(), "ping") == "pong"
 
 
-def test_no_descriptor_for_the_pidfd_of_a_child_costs_nothing_but_that(make_family):
+def test_without_a_descriptor_for_its_pidfd_a_child_works(make_family):
     family = make_family()
     child = family.start()
 
@@ -136,7 +136,7 @@ def test_zygotes_that_cannot_be_forked_are_an_error_and_leave_nothing(monkeypatc
     assert our_files() <= before
 
 
-def test_another_system_than_linux_is_told_apart(monkeypatch):
+def test_a_system_other_than_linux_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(InitError, match="need Linux"):
         Zygotes([obey])
@@ -182,7 +182,7 @@ def test_children_of_the_active_one_live_on_when_the_spare_dies(make_family):
     family.until(lambda: status_of(spare, "State") == "X")
 
 
-def test_how_a_child_ended_is_told_even_if_its_zygote_died_after_telling(make_family):
+def test_a_reported_ending_is_known_after_the_death_of_the_zygote(make_family):
     family = make_family()
     child = family.start_and_ask()
     pid = family.pids[0]
@@ -233,17 +233,19 @@ def test_a_zygote_that_was_stopped_is_killed_when_it_is_needed(make_family, is_a
 
 
 def test_a_zygote_that_waits_for_a_core_has_a_minute_more(make_family, monkeypatch):
-    asked = []
-    monkeypatch.setattr(controller, "is_at_work", lambda pid: asked.append(pid) or len(asked) < 5)
+    requests = []
+    monkeypatch.setattr(
+        controller, "is_at_work", lambda pid: requests.append(pid) or len(requests) < 5
+    )
     family = make_family(reply_timeout_s=0.01)
     active = family.pids[0]
     os.kill(active, signal.SIGSTOP)
     wait_until(lambda: status_of(active, "State").startswith("T"))
     family.until_ended(family.start())
-    assert asked == [active] * 5
+    assert requests == [active] * 5
 
 
-def test_a_zygote_that_says_nothing_for_that_minute_is_killed(make_family, monkeypatch):
+def test_a_silent_zygote_is_killed(make_family, monkeypatch):
     monkeypatch.setattr(controller, "is_at_work", lambda pid: True)
     monkeypatch.setattr(controller, "_BUSY_S", 0.05)
     family = make_family(reply_timeout_s=0.01)
@@ -253,7 +255,7 @@ def test_a_zygote_that_says_nothing_for_that_minute_is_killed(make_family, monke
     assert child.ending == VANISHED
 
 
-def test_who_runs_is_at_work_and_who_is_stopped_is_not():
+def test_a_running_process_is_at_work_and_a_stopped_one_is_not():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         wait_until(lambda: is_at_work(process.pid))
         process.send_signal(signal.SIGSTOP)
@@ -262,7 +264,7 @@ def test_who_runs_is_at_work_and_who_is_stopped_is_not():
     assert not is_at_work(process.pid)
 
 
-def test_a_zygote_is_not_blamed_for_a_child_that_takes_its_time_to_die(make_family):
+def test_a_zygote_is_not_blamed_for_a_child_that_dies_slowly(make_family):
     family = make_family()
     pids = family.pids
     child = family.start_and_ask()
@@ -278,7 +280,7 @@ def test_a_zygote_is_not_blamed_for_a_child_that_takes_its_time_to_die(make_fami
     assert family.pids == pids
 
 
-def test_a_zygote_that_owes_nothing_is_left_alone(make_family):
+def test_a_zygote_without_open_requests_is_left_alone(make_family):
     family = make_family()
     pids = family.pids
     child = family.start_and_ask()
@@ -291,7 +293,7 @@ def test_a_zygote_that_owes_nothing_is_left_alone(make_family):
     assert family.pids == pids
 
 
-def test_without_zygotes_starts_end_at_once_and_say_why(make_family):
+def test_without_zygotes_a_start_ends_at_once_with_the_reason(make_family):
     family = make_family()
     child = family.start_and_ask()
     for pid in family.pids:
@@ -322,7 +324,7 @@ def test_zygotes_that_revive_are_spawned_again_when_both_were_lost(make_family):
         assert not set(pids) & set(family.pids)
 
 
-def test_what_is_killed_in_any_order_ends_once(make_family):
+def test_a_child_killed_in_any_order_ends_once(make_family):
     """A storm: starts, kills, stops, deaths of zygotes; the fixture counts the reports."""
     dice = random.Random(20250731)
     family = make_family()
@@ -387,7 +389,7 @@ def test_closing_does_not_wait_for_zygotes_that_hang(make_family):
     assert not [pid for pid in zygotes if status_of(pid, "State") != "X"], "they are reaped"
 
 
-def test_a_start_after_closing_ends_at_once_and_says_why(make_family):
+def test_a_start_after_close_ends_at_once_with_the_reason(make_family):
     family = make_family()
     family.run(family.zygotes.close(5.0))
     child = family.start()
@@ -395,7 +397,7 @@ def test_a_start_after_closing_ends_at_once_and_says_why(make_family):
     assert child.ending == "could not be started: the server is stopping"
 
 
-def test_closing_that_is_given_up_still_leaves_nothing(make_family):
+def test_a_cancelled_close_leaves_nothing(make_family):
     family = make_family()
     child = family.start_and_ask()
     pids = family.pids

@@ -108,10 +108,10 @@ def test_errors_about_unsupported_types_give_advice(path):
 
 def test_arrays_without_rows_do_not_reach_onnxruntime_unasked(path):
     model = identity(path, FLOAT)
-    asked = []
+    requests = []
 
     def run(names, arrays):
-        asked.append(arrays["x"].shape)
+        requests.append(arrays["x"].shape)
         return [arrays["x"]]
 
     nothing = np.zeros((0, 2), np.float32)
@@ -119,7 +119,7 @@ def test_arrays_without_rows_do_not_reach_onnxruntime_unasked(path):
         predictor = load(OnnxModel(model.model_path, takes_empty=takes_empty), CPU)
         predictor._run = run
         assert predictor.predict({"x": nothing})["y"].shape == (0, 2)
-    assert asked == [(0, 2)]
+    assert requests == [(0, 2)]
     reduced = save(
         path,
         [helper.make_node("ReduceSum", ["x"], ["y"], keepdims=0)],
@@ -138,5 +138,5 @@ def test_arrays_without_rows_do_not_reach_onnxruntime_unasked(path):
 
 
 def test_probabilities_of_no_rows_are_an_array_without_elements():
-    (found,) = ProbabilitiesRunner(lambda names, arrays: [[]], ["p"])(["p"], {})
-    assert (found.shape, found.dtype) == ((0, 0), np.float32)
+    (result,) = ProbabilitiesRunner(lambda names, arrays: [[]], ["p"])(["p"], {})
+    assert (result.shape, result.dtype) == ((0, 0), np.float32)

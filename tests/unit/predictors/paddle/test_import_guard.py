@@ -17,9 +17,9 @@ from pipeline.predictors.paddle.predictor import preserve_process_state
 
 @pytest.fixture
 def sigterms():
-    got = []
-    before = signal.signal(signal.SIGTERM, lambda *_: got.append(True))
-    yield got
+    collected = []
+    before = signal.signal(signal.SIGTERM, lambda *_: collected.append(True))
+    yield collected
     signal.signal(signal.SIGTERM, before)
 
 

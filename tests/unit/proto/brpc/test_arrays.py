@@ -180,11 +180,11 @@ def test_floats_are_cut_out_as_protobuf_reads_them(
     response.log_id = log_id
     response.profile_time.extend([1, 2**40])
     data = response.SerializeToString()
-    found = read_answer(memoryview(data) if is_view else data)
-    assert isinstance(found, dict)
-    assert list(found) == list(outputs)
+    answer = read_answer(memoryview(data) if is_view else data)
+    assert isinstance(answer, dict)
+    assert list(answer) == list(outputs)
     for tensor in response.outputs[0].tensor:
-        array = found[tensor.alias_name]
+        array = answer[tensor.alias_name]
         assert same_bits(array, tensor_to_array(tensor))
         assert array.flags.writeable
         assert array.flags.owndata
@@ -209,13 +209,13 @@ def test_answers_of_all_sorts_are_read_in_turns(data: st.DataObject) -> None:
         response = answer_of(outputs, data.draw(st.sampled_from(["e", "f"])))
         response.log_id = data.draw(st.integers(0, 3))
         response.err_no = data.draw(st.integers(0, 1))
-        found = read(response.SerializeToString())
+        result = read(response.SerializeToString())
         if response.err_no:
-            assert found == response
+            assert result == response
         else:
-            assert isinstance(found, dict)
-            assert list(found) == list(outputs)
-            assert all(same_bits(found[name], outputs[name]) for name in outputs)
+            assert isinstance(result, dict)
+            assert list(result) == list(outputs)
+            assert all(same_bits(result[name], outputs[name]) for name in outputs)
 
 
 def test_of_an_answer_with_a_known_layout_only_the_numbers_are_read(
@@ -224,9 +224,9 @@ def test_of_an_answer_with_a_known_layout_only_the_numbers_are_read(
     read = AnswerReader()
     read(answer_of({"x": np.zeros(2), "y": np.zeros(3)}).SerializeToString())
     monkeypatch.setattr(arrays, "_layout", None)
-    found = read(answer_of({"x": ROWS[0, :2], "y": ROWS[1, :3]}).SerializeToString())
-    assert isinstance(found, dict)
-    assert (found["x"].tolist(), found["y"].tolist()) == ([0, 1], [4, 5, 6])
+    result = read(answer_of({"x": ROWS[0, :2], "y": ROWS[1, :3]}).SerializeToString())
+    assert isinstance(result, dict)
+    assert (result["x"].tolist(), result["y"].tolist()) == ([0, 1], [4, 5, 6])
 
 
 def test_the_number_of_cached_layouts_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,15 +324,15 @@ def test_damaged_bytes_are_read_as_protobuf_reads_them(
         with pytest.raises(DecodeError):
             read_answer(answer)
         return
-    found = read_answer(answer)
-    if isinstance(found, Response):
-        assert found.SerializeToString() == expected.SerializeToString()
+    result = read_answer(answer)
+    if isinstance(result, Response):
+        assert result.SerializeToString() == expected.SerializeToString()
         return
     assert len(expected.outputs) == 1
     assert not expected.err_no
     read = {tensor.alias_name: tensor_to_array(tensor) for tensor in expected.outputs[0].tensor}
-    assert found.keys() == read.keys()
-    assert all(same_bits(found[alias], read[alias]) for alias in read)
+    assert result.keys() == read.keys()
+    assert all(same_bits(result[alias], read[alias]) for alias in read)
 
 
 def test_the_answer_of_a_genuine_server_is_read_as_protobuf_reads_it() -> None:

@@ -254,7 +254,7 @@ def test_any_tensor_is_an_array_or_a_frame_error(tensor: Tensor):
         return
     assert array.dtype == dtype_of(tensor.elem_type)
     if tensor.shape:
-        said = [each for each in tensor.shape if each != -1]  # that one is what is left
+        said = [item for item in tensor.shape if item != -1]  # that one is what is left
         assert [*array.shape] == [*tensor.shape] or len(said) == array.ndim - 1
 
 

@@ -340,13 +340,13 @@ def test_any_text_is_parsed_or_refused(text: str):
 @pytest.mark.parametrize(("quote", "code"), [("'", "<U100000000"), ("b'", "S400000000")])
 @pytest.mark.parametrize("text", ["a", ""])
 def test_a_short_text_cannot_ask_for_a_huge_array(quote: str, code: str, text: str):
-    found = text_to_numpy(f"array([{quote}{text}', {quote}b'], dtype='{code}')")
-    assert found.dtype == object
-    assert found.tolist() == [text, "b"] if quote == "'" else [text.encode(), b"b"]
+    result = text_to_numpy(f"array([{quote}{text}', {quote}b'], dtype='{code}')")
+    assert result.dtype == object
+    assert result.tolist() == [text, "b"] if quote == "'" else [text.encode(), b"b"]
 
 
 def test_text_with_one_long_element_is_not_padded():
     elements = ["b" * 20_000, *["a"] * 20_000]
-    found = text_to_numpy(f"array({elements})")
-    assert found.dtype == object
-    assert found.tolist() == elements
+    text = text_to_numpy(f"array({elements})")
+    assert text.dtype == object
+    assert text.tolist() == elements

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.proto.pipeline.shapes import block_dims
 
-LISTS = st.recursive(st.just(0), lambda each: st.lists(each, min_size=1, max_size=4), max_leaves=30)
+LISTS = st.recursive(st.just(0), lambda item: st.lists(item, min_size=1, max_size=4), max_leaves=30)
 
 
 def skeleton(value) -> str:
@@ -18,7 +18,7 @@ def dims_of(value) -> tuple[int, ...] | None:
     """Return the shape of a block, or None for any other value."""
     if value == 0:
         return ()
-    inner = {dims_of(each) for each in value}
+    inner = {dims_of(item) for item in value}
     if len(inner) != 1 or None in inner:
         return None
     return (len(value), *inner.pop())

@@ -129,9 +129,9 @@ def test_requests_are_parsed_as_json_format_parses_them(
         ours = request_from_json(json.dumps(fields).encode(), "name", "method")
     except PackageError:
         return
-    for known in (fields, *(each for each in tensors if isinstance(each, dict))):
+    for known in (fields, *(tensor for tensor in tensors if isinstance(tensor, dict))):
         known |= {
-            name: ["" if each is None else each for each in value]
+            name: ["" if item is None else item for item in value]
             for name, value in known.items()
             if name in _TEXTS and isinstance(value, list)
         }

@@ -167,15 +167,15 @@ V2_BODIES = [
 
 @pytest.mark.parametrize("body", V2_BODIES)
 def test_large_v2_json_is_the_request_that_small_json_is(body, monkeypatch):
-    found = outcome(lambda: read_request(body))
+    result = outcome(lambda: read_request(body))
     monkeypatch.setattr("pipeline.proto.v2.json.SHORT_BYTES", 10**6)
     small = outcome(lambda: read_request(body))
     if isinstance(small, str):
-        assert found == small
+        assert result == small
         return
-    assert (found.id, found.parameters) == (small.id, small.parameters)
-    assert found.inputs["x"].dtype == small.inputs["x"].dtype
-    np.testing.assert_array_equal(found.inputs["x"], small.inputs["x"])
+    assert (result.id, result.parameters) == (small.id, small.parameters)
+    assert result.inputs["x"].dtype == small.inputs["x"].dtype
+    np.testing.assert_array_equal(result.inputs["x"], small.inputs["x"])
 
 
 @pytest.mark.parametrize("data", [[[1, 2], [3]], [[1], 2, 3], [1, [2, 3]], [[1, 2, 3], []]])
@@ -203,9 +203,9 @@ def test_more_bytes_elements_than_allowed_are_refused_in_any_form():
 )
 def test_many_elements_are_written_as_a_few_are(array, monkeypatch):
     response = v2.InferResponse("m", outputs={"x": array})
-    found = write_response(response)
+    result = write_response(response)
     monkeypatch.setattr("pipeline.proto.v2.json_data.SLICE", 10**6)
-    assert found == write_response(response)
+    assert result == write_response(response)
 
 
 def test_an_answer_with_too_much_json_names_the_key_and_the_alternative():
@@ -225,10 +225,10 @@ def response_op():
 
 def test_a_large_answer_is_the_same_bytes_and_the_same_json():
     op, data = response_op(), ChannelData(1, payload=VALUES)
-    small, found = op.pack_response_package(data), pack_large(VALUES, False, True, LIMITS)
-    assert found.to_wire() == small.SerializeToString()
-    assert found.message == small
-    assert jsonpb.large_response_to_json(found, LIMITS) == jsonpb.response_to_json(small)
+    small, result = op.pack_response_package(data), pack_large(VALUES, False, True, LIMITS)
+    assert result.to_wire() == small.SerializeToString()
+    assert result.message == small
+    assert jsonpb.large_response_to_json(result, LIMITS) == jsonpb.response_to_json(small)
 
 
 def test_a_large_answer_that_cannot_be_packed_is_an_error():
@@ -275,11 +275,11 @@ def test_tensors_of_a_large_request_stay_where_they_were_received():
     payload["x"] += 1
     kept = memory.serialize({"x": payload["x"], "raw": payload["raw"]})
     assert memory.used == 1
-    found = kept.open()
-    assert (found["raw"], found["x"].tolist()) == (values["raw"], (floats + 1).tolist())
+    result = kept.open()
+    assert (result["raw"], result["x"].tolist()) == (values["raw"], (floats + 1).tolist())
     assert payload["npy"].tolist() == whole.tolist()
     assert payload["npy"].flags.aligned
-    del payload, message, kept, found
+    del payload, message, kept, result
     assert memory.used == 0
     memory.close()
 
@@ -295,9 +295,9 @@ def test_tensors_in_memory_that_is_not_to_be_written_to_are_copied():
 
 def test_a_large_request_is_unpacked_as_a_small_one():
     message = request()
-    found = large.read_request(message.SerializeToString(), LIMITS)
-    assert unpacked(found) == unpacked(message)
-    assert (found.name, found.logid) == ("", 5)
+    result = large.read_request(message.SerializeToString(), LIMITS)
+    assert unpacked(result) == unpacked(message)
+    assert (result.name, result.logid) == ("", 5)
 
 
 def test_a_damaged_large_request_equals_protobufs_result():
@@ -308,8 +308,8 @@ def test_a_damaged_large_request_equals_protobufs_result():
         for at in rng.integers(0, len(broken) - 4, 2):
             kind = rng.integers(3)
             broken[at : at + kind] = rng.bytes(int(rng.integers(1, 3)))
-        found = _verdict(lambda data: large.read_request(data, LIMITS), bytes(broken))
-        assert found == _verdict(Request.FromString, bytes(broken))
+        verdict = _verdict(lambda data: large.read_request(data, LIMITS), bytes(broken))
+        assert verdict == _verdict(Request.FromString, bytes(broken))
 
 
 def _verdict(read, data):
@@ -327,9 +327,9 @@ def test_more_fields_than_text_elements_are_not_looked_at(monkeypatch):
 
 def test_small_numbers_that_would_take_much_memory_are_refused():
     message = Request(tensors=[{"name": "x", "int64_data": [1] * 100}]).SerializeToString()
-    found = large.read_request(message, Limits(message_bytes=400))
+    result = large.read_request(message, Limits(message_bytes=400))
     with pytest.raises(PackageError, match=r"800 bytes.*max_message_bytes \(400\)"):
-        RequestOp().unpack_request_package(found)
+        RequestOp().unpack_request_package(result)
 
 
 @pytest.mark.parametrize(
@@ -366,12 +366,12 @@ def test_large_raw_contents_are_read_as_small_ones():
         message.inputs.add(name=name, datatype=datatype, shape=[size])
         message.raw_input_contents.append(raw)
     small = v2.request_from_message(message).inputs
-    found = v2.large_request_from_message(message.SerializeToString(), LIMITS).inputs
-    assert {name: plain(array)[:3] for name, array in found.items()} == {
+    inputs = v2.large_request_from_message(message.SerializeToString(), LIMITS).inputs
+    assert {name: plain(array)[:3] for name, array in inputs.items()} == {
         name: plain(array)[:3] for name, array in small.items()
     }
     for name, array in small.items():
-        assert found[name].tolist() == array.tolist()
+        assert inputs[name].tolist() == array.tolist()
 
 
 def test_a_large_v2_answer_is_the_same_message():

@@ -25,15 +25,18 @@ def response_of(request_id, array, parameters):
 @pytest.mark.parametrize("parameters", [{}, PARAMETERS], ids=["plain", "parameters"])
 @pytest.mark.parametrize("request_id", ["", "seven"])
 def test_a_form_writes_the_bytes_of_the_codecs(parameters, request_id):
-    learnt, asked = (
+    learnt, response = (
         response_of("first", ARRAY, parameters),
         response_of(request_id, ARRAY + 1, parameters),
     )
     for binary in (set(), {"y"}):
         form = OutputsForm.of(learnt, binary)
-        assert form.write(request_id, [ARRAY + 1]) == (*write_response(asked, binary, Limits()), ())
+        assert form.write(request_id, [ARRAY + 1]) == (
+            *write_response(response, binary, Limits()),
+            (),
+        )
     message = MessageOutputs.of(learnt).write(request_id, [ARRAY + 1])
-    wanted = b"".join(map(bytes, response_pieces(asked)))
+    wanted = b"".join(map(bytes, response_pieces(response)))
     assert ModelInferResponse.FromString(message) == ModelInferResponse.FromString(wanted)
 
 
@@ -69,7 +72,7 @@ def test_a_number_that_json_lacks_has_each_written_by_itself():
 
 def test_a_body_that_is_like_the_last_one_is_cut_as_any():
     chance = random.Random(7)
-    cut, found = json_codec("m", "", Limits()).cut, 0
+    cut, result = json_codec("m", "", Limits()).cut, 0
     heads = [b'{"inputs":[{"name":"x","shape":[1,2],', b'{"id":"7","inputs":[{"name":"x",', b"{"]
     lists = [b"[1, 2.5]", b"[]", b"[[1],[2]]", b" [3]", b'["]"]', b"[1", b"7", b"[1]]", b"[\0]"]
     tails = [b',"datatype":"FP32"}]}', b"}]}", b',"data":[4]}', b"]}", b""]
@@ -77,5 +80,5 @@ def test_a_body_that_is_like_the_last_one_is_cut_as_any():
         body = chance.choice(heads) + b'"data":' + chance.choice(lists) + chance.choice(tails)
         body = body[: chance.choice([None, None, None, chance.randint(0, len(body))])]
         assert cut(body, None) == cut_json(body, None), body
-        found += cut(body, None) is not None
-    assert found > 500
+        result += cut(body, None) is not None
+    assert result > 500

@@ -27,9 +27,9 @@ def binary(data, datatype="FP32", shape=(1, 2)):
 
 
 def message(data, datatype="FP32", shape=(1, 2)):
-    found = ModelInferRequest(model_name="m", raw_input_contents=[data])
-    found.inputs.add(name="x", datatype=datatype, shape=shape)
-    return found.SerializeToString(), None
+    request = ModelInferRequest(model_name="m", raw_input_contents=[data])
+    request.inputs.add(name="x", datatype=datatype, shape=shape)
+    return request.SerializeToString(), None
 
 
 def floats(*numbers, dtype=np.float32):
@@ -55,13 +55,13 @@ def form_of(codec, example):
     ],
 )
 def test_joined_inputs_equal_separate_ones(codec, requests):
-    form, cuts = form_of(codec, requests[0]), [codec.cut(*each) for each in requests]
-    found = joined(form.tensors, [form.parts(cut) for cut in cuts])
+    form, cuts = form_of(codec, requests[0]), [codec.cut(*request) for request in requests]
+    result = joined(form.tensors, [form.parts(cut) for cut in cuts])
     wanted = np.concatenate([form.read(cut, LIMITS)["x"] for cut in cuts])
-    assert found["x"].dtype == wanted.dtype
-    assert found["x"].shape == wanted.shape
-    np.testing.assert_array_equal(found["x"], wanted)
-    assert found["x"].flags.writeable
+    assert result["x"].dtype == wanted.dtype
+    assert result["x"].shape == wanted.shape
+    np.testing.assert_array_equal(result["x"], wanted)
+    assert result["x"].flags.writeable
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ def form_of(view: memoryview) -> MessageInputs:
     cut = cut_message(head, is_head=True)
     assert cut is not None
     assert (cut.id, cut.raws) == ("7", [])
-    found = MessageInputs.of(cut, large_request_from_message(view, Limits()))
-    assert found is not None
-    assert found.stay
-    return found
+    result = MessageInputs.of(cut, large_request_from_message(view, Limits()))
+    assert result is not None
+    assert result.stay
+    return result
 
 
 def test_arrays_of_a_known_form_are_views_of_the_message():
@@ -82,8 +82,8 @@ def test_a_long_answer_is_pieces_and_its_arrays_are_views():
     assert isinstance(pieces, list)
     (long,) = [piece for piece in pieces if isinstance(piece, memoryview)]
     assert np.shares_memory(np.frombuffer(long, np.uint8), x)
-    found = pb.ModelInferResponse.FromString(b"".join(pieces))
-    assert (found.id, found.raw_output_contents[0]) == ("7", x.tobytes())
+    FromString = pb.ModelInferResponse.FromString(b"".join(pieces))
+    assert (FromString.id, FromString.raw_output_contents[0]) == ("7", x.tobytes())
     assert form.write("", [np.ones((2, _PIXELS), np.float32).T, y]) is None
     assert form.write_each(["7"], [x, y]) == [b"".join(pieces)]
     apart = np.ones((_PIXELS, 2), np.float32).T

@@ -82,7 +82,7 @@ def answered(
     text = body if header_length is None else body[:header_length]
     at = len(text)
     fields = json.loads(text)
-    found = {}
+    collected = {}
     for output in fields["outputs"]:
         dtype, shape = DATATYPES[output["datatype"]], output["shape"]
         size = output.get("parameters", {}).get("binary_data_size")
@@ -101,9 +101,9 @@ def answered(
         else:
             array = np.frombuffer(body[at : at + size], dtype)
         at += size or 0
-        found[output["name"]] = array.reshape(shape)
+        collected[output["name"]] = array.reshape(shape)
     assert at == len(body)
-    return fields, found
+    return fields, collected
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -148,10 +148,10 @@ def test_tensors_are_parsed_unchanged(tensors):
 )
 def test_tensors_are_written_unchanged(in_json, in_binary):
     response = InferResponse("m", "1", outputs={**in_json, **in_binary})
-    fields, found = answered(*write_response(response, set(in_binary)))
+    fields, result = answered(*write_response(response, set(in_binary)))
     assert [output["name"] for output in fields["outputs"]] == list(response.outputs)
     for name, array in response.outputs.items():
-        assert same(found[name], array)
+        assert same(result[name], array)
 
 
 def test_fields_of_a_request_are_read():
@@ -203,11 +203,11 @@ def test_arrays_of_any_layout_are_written():
         "scalar": np.array(5.5),
     }
     for binary in ([], list(outputs)):
-        _, found = answered(*write_response(InferResponse("m", outputs=outputs), binary))
-        assert found["big"].tolist() == [0, 1, 2]
-        assert found["view"].tolist() == [[0, 3], [1, 4], [2, 5]]
-        assert found["chars"].tolist() == [b"a", "文".encode()]
-        assert found["scalar"].tolist() == 5.5
+        _, result = answered(*write_response(InferResponse("m", outputs=outputs), binary))
+        assert result["big"].tolist() == [0, 1, 2]
+        assert result["view"].tolist() == [[0, 3], [1, 4], [2, 5]]
+        assert result["chars"].tolist() == [b"a", "文".encode()]
+        assert result["scalar"].tolist() == 5.5
 
 
 def test_floats_that_are_not_finite_have_the_names_that_clients_know():
@@ -379,9 +379,9 @@ def test_an_error_names_its_input_once():
 
 def test_whole_numbers_may_be_written_as_floats():
     entry = tensor(data=[1.0, 2, -3e2, 2.0**53], shape=[4], datatype="INT64")
-    found = read_request(json.dumps({"inputs": [entry]}).encode()).inputs["x"]
-    assert found.dtype == np.int64
-    assert found.tolist() == [1, 2, -300, 2**53]
+    result = read_request(json.dumps({"inputs": [entry]}).encode()).inputs["x"]
+    assert result.dtype == np.int64
+    assert result.tolist() == [1, 2, -300, 2**53]
 
 
 @pytest.mark.parametrize("came", [4, 12])

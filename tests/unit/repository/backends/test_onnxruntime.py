@@ -38,9 +38,9 @@ def test_a_scalar_has_the_dims_of_one(x: list[int], y: list[int], most: int, dim
 def test_an_unknown_rank_must_be_configured() -> None:
     with pytest.raises(ConfigError, match="does not say how many dimensions 'y' has: give its dim"):
         completed(ModelConfig(name="m"), note([1], None))
-    said = ModelConfig(name="m")
-    said.output.add(name="y", dims=[2])
-    assert [*completed(said, note([1], None)).output[0].dims] == [2]
+    config = ModelConfig(name="m")
+    config.output.add(name="y", dims=[2])
+    assert [*completed(config, note([1], None)).output[0].dims] == [2]
 
 
 @pytest.mark.parametrize(("word", "taken"), [("true", True), ("false", None)])
@@ -54,5 +54,5 @@ def _settings(word: str) -> dict[str, Any]:
     config = ModelConfig(name="m")
     config.parameters["takes_empty"].string_value = word
     source: Any = type("Source", (), {"config": config, "file": Path("m.onnx"), "name": "m"})
-    found: dict[str, Any] = ONNXRUNTIME.settings(source)["local_service_conf"]
-    return found
+    setting: dict[str, Any] = ONNXRUNTIME.settings(source)["local_service_conf"]
+    return setting

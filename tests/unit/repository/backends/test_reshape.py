@@ -29,17 +29,17 @@ def reshaping(text, most=8):
 )
 def test_shapes_become_others_there_and_back(most, dims, shape, given, wanted):
     slot = f'name: "X" dims: {dims} reshape {{ shape: {shape} }}'
-    found = reshaping(f"input {{ {slot} }} output {{ {slot} }}", most)
+    result = reshaping(f"input {{ {slot} }} output {{ {slot} }}", most)
     array = np.arange(np.prod(given)).reshape(given)
-    fed = found.fed({"X": array, "OTHER": array})
+    fed = result.fed({"X": array, "OTHER": array})
     assert (fed["X"].shape, fed["OTHER"].shape) == (wanted, given)
-    back = found.answered(fed)
+    back = result.answered(fed)
     np.testing.assert_array_equal(back["X"], array)
 
 
 def test_an_input_may_be_missing():
-    found = reshaping('input { name: "X" dims: 4 reshape { shape: [ 2, 2 ] } optional: true }')
-    assert found.fed({}) == {}
+    result = reshaping('input { name: "X" dims: 4 reshape { shape: [ 2, 2 ] } optional: true }')
+    assert result.fed({}) == {}
 
 
 def test_without_reshape_no_array_is_copied():
@@ -50,6 +50,6 @@ def test_without_reshape_no_array_is_copied():
 
 
 def test_an_output_with_too_few_elements_is_an_error():
-    found = reshaping('output { name: "Y" dims: 4 reshape { shape: [ 2, 2 ] } }')
+    result = reshaping('output { name: "Y" dims: 4 reshape { shape: [ 2, 2 ] } }')
     with pytest.raises(PayloadTypeError, match=r"'Y' has the shape \[1, 3\]"):
-        found.answered({"Y": np.zeros((1, 3))})
+        result.answered({"Y": np.zeros((1, 3))})

@@ -18,14 +18,14 @@ def config(**more):
 
 
 def test_a_model_can_add_keys():
-    found = config()
-    found.set_max_batch_size(8)
-    found.set_dynamic_batching()
-    found.add_input({**SLOT, "optional": True})
-    found.add_output(SLOT)
-    found.add_output(SLOT)
-    found.set_model_transaction_policy({"decoupled": True})
-    assert found.as_dict() == {
+    result = config()
+    result.set_max_batch_size(8)
+    result.set_dynamic_batching()
+    result.add_input({**SLOT, "optional": True})
+    result.add_output(SLOT)
+    result.add_output(SLOT)
+    result.set_model_transaction_policy({"decoupled": True})
+    assert result.as_dict() == {
         "name": "m",
         "max_batch_size": 8,
         "input": [{**SLOT, "optional": True}],
@@ -36,9 +36,9 @@ def test_a_model_can_add_keys():
 
 
 def test_an_input_without_a_type_is_completed():
-    found = config(input=[{"name": "x", "data_type": "TYPE_INVALID", "dims": []}])
-    found.add_input(SLOT)
-    assert found.as_dict()["input"] == [SLOT]
+    result = config(input=[{"name": "x", "data_type": "TYPE_INVALID", "dims": []}])
+    result.add_input(SLOT)
+    assert result.as_dict()["input"] == [SLOT]
 
 
 @pytest.mark.parametrize(

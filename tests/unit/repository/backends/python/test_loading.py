@@ -81,9 +81,9 @@ def server_folder(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("server_folder")
 def test_a_model_with_a_process_to_itself_has_its_own_modules(tmp_path):
-    found = loading.load_alone(code_of(model(tmp_path, "m", 1, 1)))
-    assert found.values == (1, 1, 1, 1)
-    assert found().late() == 1
+    alone = loading.load_alone(code_of(model(tmp_path, "m", 1, 1)))
+    assert alone.values == (1, 1, 1, 1)
+    assert alone().late() == 1
     assert sys.modules["helper"].VALUE == 1
 
 
@@ -93,8 +93,8 @@ def test_models_of_one_process_have_their_own_modules(tmp_path):
         (name, v): model(tmp_path, name, v, v + 10 * (name == "n")) for name in "mn" for v in (1, 2)
     }
     loads = {key: loading.LoadBesideOthers() for key in cases}
-    found = {key: loads[key](code_of(file)) for key, file in cases.items()}
-    for (name, version), each in found.items():
+    results = {key: loads[key](code_of(file)) for key, file in cases.items()}
+    for (name, version), each in results.items():
         value = version + 10 * (name == "n")
         assert each.values == (value,) * 4
         assert each().late() == value, "also when it is imported by and by"
@@ -113,8 +113,8 @@ def test_an_edit_within_a_second_is_loaded(tmp_path):
     first, second = loading.LoadBesideOthers(), loading.LoadBesideOthers()
     assert first(code_of(file)).values == (1,) * 4
     edited(file.parent, 2)
-    found = second(code_of(file))
-    assert (found.values, found().late()) == ((2,) * 4, 2)
+    result = second(code_of(file))
+    assert (result.values, result().late()) == ((2,) * 4, 2)
 
 
 def test_a_load_retains_its_modules_during_other_loads(tmp_path):
@@ -127,12 +127,12 @@ def test_a_load_retains_its_modules_during_other_loads(tmp_path):
     del first, three
     assert (two().late(), two().folder()) == (1, str(file.parent)), "in the folders of the first"
     del third
-    assert not [each for each in sys.path if str(other) in each]
-    assert not [each for each in loading._folders if other in each.parents]
+    assert not [item for item in sys.path if str(other) in item]
+    assert not [folder for folder in loading._folders if other in folder.parents]
     del second
     assert sys.path == path
     assert not [name for name in sys.modules if name.startswith("m_1_model")]
-    assert not [each for each in sys.path_importer_cache if str(tmp_path) in each]
+    assert not [item for item in sys.path_importer_cache if str(tmp_path) in item]
 
 
 def test_concurrent_loads_are_independent(tmp_path):

@@ -127,7 +127,7 @@ self.seen = (
 return [answer([1])]
 """
     )
-    said = context_of(
+    context = context_of(
         id="mine",
         sequence_id=7,
         sequence_start=True,
@@ -137,7 +137,7 @@ return [answer([1])]
         outputs=("OUTPUT1",),
         is_over=lambda: True,
     )
-    run(op, np.ones(1), contexts=[said])
+    run(op, np.ones(1), contexts=[context])
     assert op.model.seen == (
         *("mine", 7, 3, 500),
         {"a": 1, "x-me": "you"},
@@ -159,7 +159,7 @@ def test_a_request_has_the_index_of_its_slot_after_fillers(model, kept):
     steps = [SequenceStep(id=7, slot=3), SequenceStep(id="b", slot=1, start=True)]
     contexts = [context_of(number, sequence=step) for number, step in enumerate(steps)]
     answers = run(op, kept, kept, contexts=contexts)
-    assert [each["OUTPUT0"].tolist() for each in answers] == [[[43]], [[41]]]
+    assert [answer["OUTPUT0"].tolist() for answer in answers] == [[[43]], [[41]]]
     empty = kept.tolist()[0][0].__class__()
     row = ([[1.0]], kept.tolist())
     assert op.model.seen == [([[0.0]], [[empty]]), row, ([[0.0]], [[empty]]), row]
@@ -193,7 +193,7 @@ return [
     )
     good, *errors = run(op, *[np.ones(1)] * 7)
     assert good["OUTPUT0"] == [1.0]
-    assert [(type(each), str(each)) for each in errors] == [
+    assert [(type(error), str(error)) for error in errors] == [
         (UserCodeError, "no"),
         (InputError, "wrong"),
         (NoServiceError, "none"),
@@ -235,8 +235,8 @@ for each in requests:
 return None
 """
     )
-    (found,) = run(op, np.ones(1))
-    assert found["OUTPUT0"] == [5]
+    (result,) = run(op, np.ones(1))
+    assert result["OUTPUT0"] == [5]
 
 
 def test_a_coroutine_is_awaited(model):
@@ -277,13 +277,13 @@ def test_a_decoupled_model_sends_no_response_or_fails(model):
     broken = model("raise ValueError('lost')", DecoupledModelOp)
     with pytest.raises(UserCodeError, match="ValueError: lost"):
         parts(broken)
-    told = model(
+    reported = model(
         "requests[0].get_response_sender().send("
         "pb.InferenceResponse(error=pb.TritonError('no', pb.TritonError.INVALID_ARG)), flags=1)",
         DecoupledModelOp,
     )
     with pytest.raises(InputError, match="no"):
-        parts(told)
+        parts(reported)
     goes_on = model(
         """
 sender = requests[0].get_response_sender()
@@ -330,14 +330,14 @@ sender.send(answer(array[:, :1]), flags=1)
     reshaping = Reshaping(1, {"INPUT0": shapes}, {"OUTPUT0": shapes[::-1]})
     op.spec = msgspec.structs.replace(op.spec, reshaping=reshaping)
     feed = {"INPUT0": np.array([[1, 2, 3, 4]])}
-    found = op.process([feed], context=[context_of()])
-    assert next(found)["OUTPUT0"].tolist() == [[1, 2, 3, 4]]
+    process = op.process([feed], context=[context_of()])
+    assert next(process)["OUTPUT0"].tolist() == [[1, 2, 3, 4]]
     with pytest.raises(PayloadTypeError, match=r"cannot become \[1, 4\]"):
-        next(found)
-    told = []
-    op.pipeline_send([feed], [context_of()], [told.append])
-    assert told[0]["OUTPUT0"].shape == (1, 4)
-    assert isinstance(told[1], PayloadTypeError)
+        next(process)
+    reported = []
+    op.pipeline_send([feed], [context_of()], [reported.append])
+    assert reported[0]["OUTPUT0"].shape == (1, 4)
+    assert isinstance(reported[1], PayloadTypeError)
 
 
 def test_a_sender_refuses_responses_after_the_end(model):
