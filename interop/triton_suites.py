@@ -347,10 +347,7 @@ SUITES = [
     ),
     Suite("L0_model_config", limit_s=1800.0, version=STAND_INS),
     Suite("L0_model_namespacing"),
-    Suite(
-        "L0_model_queue",
-        edits=((r"18446744073709551615", "1024"), (r"4294967296", "512")),  # levels of priority
-    ),
+    Suite("L0_model_queue"),
     Suite(
         "L0_model_update",
         edits=ON_CPU,

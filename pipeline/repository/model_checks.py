@@ -306,7 +306,6 @@ MAX_INSTANCES = 128
 """Instances of a model, where nobody says another number."""
 
 _MAX_SLOTS = 65_536  # of sequences, at all instances
-_MAX_LEVELS = 1024  # of priorities
 _MAX_RUNS = 1000  # of samples before a model is ready
 _MAX_SAMPLE = 2**28  # elements of one input
 _MAX_DEPTH = 100  # as protobuf
@@ -351,9 +350,6 @@ def check_bounds(name: str, config: ModelConfig, max_instances: int) -> None:
             f"{instances} instances with {per_instance} sequences each (max_candidate_sequences or "
             f"max_batch_size) are more than {_MAX_SLOTS}",
         )
-    levels = config.dynamic_batching.priority_levels
-    if levels > _MAX_LEVELS:
-        raise _refused(name, f"{levels} priority_levels are more than {_MAX_LEVELS}")
     runs = sum(max(1, sample.count) for sample in config.model_warmup)
     if runs > _MAX_RUNS:
         raise _refused(name, f"model_warmup has {runs} runs, more than {_MAX_RUNS}")

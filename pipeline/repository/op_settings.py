@@ -132,9 +132,9 @@ def _dynamic(batching: ModelDynamicBatching) -> dict[str, Any]:
 
 
 def _as_number(settings: dict[str, Any], name: str) -> None:
-    """Make a number of what protobuf's JSON has as text since it may have 64 bits."""
+    """Make a number of what protobuf's JSON has as text; Structs have only signed numbers."""
     if name in settings:
-        settings[name] = int(settings[name])
+        settings[name] = min(int(settings[name]), 2**63 - 1)
 
 
 def _sequences(config: ModelConfig, batching: ModelSequenceBatching) -> dict[str, Any]:

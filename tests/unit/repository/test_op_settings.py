@@ -91,7 +91,7 @@ def test_a_dynamic_batcher():
     settings = settings_of(
         """dynamic_batching {
              preferred_batch_size: [4, 8] max_queue_delay_microseconds: 1000
-             priority_levels: 2 default_priority_level: 1
+             priority_levels: 18446744073709551615 default_priority_level: 4294967296
              default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 500
                allow_timeout_override: true max_queue_size: 9 }
              priority_queue_policy { key: 2 value { max_queue_size: 3 } } }"""
@@ -100,7 +100,8 @@ def test_a_dynamic_batcher():
     assert (settings.batching, settings.batch_size) == ("dynamic", 8)
     assert batching.preferred_batch_size == (4, 8)
     assert batching.max_queue_delay_microseconds == 1000
-    assert (batching.priority_levels, batching.default_priority_level) == (2, 1)
+    levels = batching.priority_levels, batching.default_priority_level
+    assert levels == (2**63 - 1, 2**32)
     policy = batching.policy_of(1)
     assert (policy.timeout_action, policy.default_timeout_microseconds) == ("delay", 500)
     assert (policy.allow_timeout_override, policy.max_queue_size) == (True, 9)
