@@ -88,7 +88,7 @@ CASES = (
             "p[1].x: expected float", "str 'n'", is_tensors=False),
     refused("another shape", {"a": 1, "rows": [[1.0, 2.0, 3.0]]},
             "rows: expected array [any, 2]", "array [1, 3]"),
-    Case("the answer", {"a": 13}, 7000, "the answer is not a valid Told: said: expected str, ",
+    Case("the answer", {"a": 13}, 7000, "the answer is not a valid Reply: said: expected str, ",
          "found float 1.0"),
 )  # fmt: skip
 
