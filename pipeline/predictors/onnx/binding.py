@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from pipeline.errors import InitError, one_line
+from pipeline.errors import InitError
 from pipeline.predictors.base import TEXT, TensorSpec, listed
+from pipeline.predictors.local import Run, brief
 from pipeline.predictors.signature import ModelSignature
 
 ELEMENT_TYPES = {
@@ -34,9 +35,6 @@ DTYPES: dict[str, np.dtype[Any]] = {
     **{f"tensor({dtype.name.replace('_', '')})": dtype for dtype in ELEMENT_TYPES},
 }
 """onnxruntime's name of a tensor type to numpy's dtype; object stands for text."""
-
-Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], Sequence[np.ndarray]]
-"""Output names and input arrays in, the outputs in the order of their names out."""
 
 
 class DeviceMemory(NamedTuple):
@@ -283,11 +281,6 @@ _CAUSES = (
     (r"CUDA failure \d+: (.+?) ;", f"the card cannot be used ({{0}}): {_DEVICE}"),
     (r"Invalid device ID: (\d+)", f"there is no card {{0}}: {_DEVICE}"),
 )
-
-
-def brief(error: Exception) -> str:
-    """Return a line that is short enough for an answer and a log."""
-    return one_line(str(error)) or type(error).__name__
 
 
 def why_it_does_not_load(path: Path, error: Exception) -> str:

@@ -13,20 +13,12 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from pipeline.errors import ClosedError, InitError, PredictorError
-from pipeline.predictors.base import (
-    TEXT,
-    AcceleratedModel,
-    Device,
-    LoadMeter,
-    MemoryUse,
-    TensorSpec,
-)
+from pipeline.errors import InitError
+from pipeline.predictors.base import TEXT, AcceleratedModel, Device, LoadMeter
+from pipeline.predictors.local import LocalPredictor, Run
 from pipeline.predictors.onnx import OnnxModel
 from pipeline.predictors.onnx.binding import (
     DeviceMemory,
-    Run,
-    brief,
     input_spec,
     output_specs,
     session_runner,
@@ -43,12 +35,7 @@ from pipeline.predictors.onnx.providers import (
     engine_folder,
     plan_providers,
 )
-from pipeline.predictors.signature import (
-    ModelSignature,
-    answer_without_rows,
-    has_batch,
-    refuse_unknown_arguments,
-)
+from pipeline.predictors.signature import ModelSignature, has_batch
 from pipeline.proto.pipeline.blocks import wire_fields
 
 _LOGGER = logging.getLogger(__name__)
@@ -56,11 +43,11 @@ _LOGGER = logging.getLogger(__name__)
 _FATAL = 4  # onnxruntime's severity; its errors also arrive as exceptions
 
 
-class OnnxPredictor:
+class OnnxPredictor(LocalPredictor):
     """One onnxruntime session as a `Predictor`.
 
     Calls may overlap: a session runs them in parallel and without the GIL. It computes in `memory`
-    of a card; None: in the host's. `memory_usage` is the host memory that loading took.
+    of a card; None: in the host's.
 
     Raises InitError: an input or a fetched output is not a tensor, or `fetch_list` has other names.
     """
@@ -78,8 +65,7 @@ class OnnxPredictor:
         nodes = session.get_inputs(), session.get_outputs()
         has_unsized = not all(node.shape for side in nodes for node in side)
         scalars = scalars_of(path) if has_unsized else ()
-        self.memory_usage: Sequence[MemoryUse] = ()
-        self.signature: ModelSignature = ModelSignature(
+        signature = ModelSignature(
             path.name,
             [input_spec(path.name, node, scalars) for node in nodes[0]],
             output_specs(path.name, nodes[1], model.fetch_list, scalars),
@@ -88,53 +74,11 @@ class OnnxPredictor:
                 input_spec(path.name, node) for node in session.get_overridable_initializers()
             ],
         )
-        self.feed_names: tuple[str, ...] = self.signature.feed_names
-        self.fetch_names: tuple[str, ...] = self.signature.fetch_names
-        self._takes_empty = model.takes_empty
-        run = session_runner(runtime, session, self.signature, memory)
+        run = session_runner(runtime, session, signature, memory)
         rows = model.pad_rows
-        self._run: Run | None = PaddedRunner(run, self.signature, rows) if rows else run
-
-    def predict(
-        self,
-        feed: Any,
-        fetch: Sequence[str] | None = None,
-        batch: bool = True,
-        log_id: int = 0,
-        *,
-        deadline_s: float | None = None,
-        **legacy: Any,
-    ) -> dict[str, np.ndarray]:
-        """Run the model once: see `Predictor.predict`."""
-        if legacy:
-            refuse_unknown_arguments(legacy)
-        run = self._run
-        if run is None:
-            raise ClosedError(f"[{self.signature.model}] the predictor is closed")
-        names = self.signature.fetch(fetch)
-        arrays = self.signature.feed(feed, batch)
-        if not self._takes_empty:
-            answer = answer_without_rows(self.signature, arrays, names)
-            if answer is not None:
-                return answer
-        try:
-            values = run(names, arrays)
-        except Exception as error:  # onnxruntime's exceptions share no base class but this one
-            raise PredictorError(
-                f"[{self.signature.model}] the model failed: {brief(error)}"
-            ) from error
-        return dict(zip(names, values, strict=True))
-
-    def warm_up(self, usual_shapes: Shapes) -> bool:
-        """Run once on zeros if the shapes are known; return whether that worked.
-
-        The first run prepares memory, a card's kernels and TensorRT's engine for later runs.
-        """
-        return self._run is not None and warm_up(self._run, self.signature, usual_shapes)
-
-    def close(self) -> None:
-        """Release the session; it is freed when the last call in progress has ended."""
-        self._run = None
+        super().__init__(
+            signature, PaddedRunner(run, signature, rows) if rows else run, model.takes_empty
+        )
 
 
 def load(model: OnnxModel, device: Device, runtime: Any = None) -> OnnxPredictor:
@@ -298,90 +242,3 @@ def _filled(array: np.ndarray, lacking: int) -> np.ndarray:
     """Return an array with `lacking` additional rows of zeros or empty texts."""
     more = np.full((lacking, *array.shape[1:]), "" if array.dtype == TEXT else 0, array.dtype)
     return np.concatenate([array, more])
-
-
-# The run with zeros when a model is loaded ------------------------------------------------------
-
-
-Shapes = Mapping[str, Sequence[int]]
-
-
-def warm_up(run: Run, signature: ModelSignature, usual_shapes: Shapes) -> bool:
-    """Run the model once on zeros or empty texts; return whether it ran.
-
-    A failure is only a warning: zeros are a guess, and a model may rightly refuse values that no
-    client would send (an index into an empty table, a sampling rate of 0).
-
-    Args:
-        usual_shapes: known shapes by input name: `opt_input_shape` of the Op's
-            `set_dynamic_shape_info`.
-    """
-    shapes = warm_up_shapes(signature.inputs, usual_shapes)
-    unknown = [spec.name for spec in signature.inputs if spec.name not in shapes]
-    if unknown:
-        _LOGGER.info(
-            "[%s] no warm-up: the model does not say how large %s is; give it in "
-            "opt_input_shape of set_dynamic_shape_info",
-            signature.model,
-            ", ".join(unknown),
-        )
-        return False
-    if any(0 in shape for shape in shapes.values()):
-        return False  # engines get empty arrays only if asked: see answer_without_rows
-    try:
-        run(
-            signature.fetch_names,
-            {
-                spec.name: np.full(shapes[spec.name], "" if spec.dtype == TEXT else 0, spec.dtype)
-                for spec in signature.inputs
-            },
-        )
-    except Exception as error:  # onnxruntime's exceptions share no base class; users give shapes
-        _LOGGER.warning(
-            "[%s] the warm-up failed, so the first request will be slower, or fail too: on zeros "
-            "of the shapes %s the model says: %s",
-            signature.model,
-            shapes,
-            brief(error),
-        )
-        return False
-    return True
-
-
-def warm_up_shapes(
-    inputs: Sequence[TensorSpec], usual_shapes: Shapes
-) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of one run by input name, without inputs of unknown shape.
-
-    `usual_shapes` take precedence. In other inputs the first dynamic dimension is a batch of one; a
-    named dimension has the size of that name in another input.
-    """
-    sizes: dict[str, int] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    # Given shapes come first: they set the sizes of named dimensions.
-    for spec in sorted(inputs, key=lambda spec: spec.name not in usual_shapes):
-        shape = tuple(usual_shapes.get(spec.name, ())) or _shape(spec, sizes)
-        if shape is None:
-            continue
-        shapes[spec.name] = shape
-        for dim, size in zip(spec.shape or (), shape, strict=False):
-            if isinstance(dim, str):
-                sizes.setdefault(dim, size)
-    return shapes
-
-
-def _shape(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    """Return the input's shape for a batch of one; None if a size is unknown."""
-    shape = []
-    has_batch = False
-    for dim in spec.shape or ():  # without a shape: a scalar, according to onnxruntime
-        if isinstance(dim, int):
-            shape.append(dim)
-        elif dim in sizes:
-            shape.append(sizes[str(dim)])
-        elif has_batch:
-            return None
-        else:
-            shape.append(1)
-        has_batch = has_batch or not isinstance(dim, int)
-    return tuple(shape)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.predictors.base import TensorSpec
-from pipeline.predictors.onnx.predictor import warm_up, warm_up_shapes
+from pipeline.predictors.local import warm_up, warm_up_shapes
 from pipeline.predictors.signature import ModelSignature
 
 
