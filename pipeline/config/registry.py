@@ -42,6 +42,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "engines": {
         "onnx": "pipeline.predictors.onnx:ENGINE",
         "paddle": "pipeline.predictors.paddle:ENGINE",
+        "openvino": "pipeline.predictors.openvino:ENGINE",
     },
     "clients": {
         "brpc": "pipeline.predictors.remote.general_model:connect_brpc",

@@ -254,7 +254,7 @@ class LocalServiceConfig(Struct, frozen=True, kw_only=True):
     engine: Annotated[
         str | None,
         OneOf("engines"),
-        "Engine that runs the model: onnx or paddle; absent: by the suffix of the model file.",
+        "Engine that runs the model: onnx, paddle or openvino; absent: by the file's suffix.",
     ] = None
     workdir: Annotated[str, 'Working folder of a separate service; "": a generated one.'] = ""
     thread_num: Annotated[Count, "CPU threads of one predictor."] = 2

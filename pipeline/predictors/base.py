@@ -169,6 +169,14 @@ class LocalModel(Struct, frozen=True):
             ) from error
 
 
+TakesEmpty = Annotated[
+    bool, "Run the model on arrays without elements too; some models crash on them."
+]
+Precision = Annotated[
+    Literal["fp32", "fp16", "int8", "bf16"], "Precision of the model: fp32, fp16, int8 or bf16."
+]
+
+
 class AcceleratedModel(LocalModel, frozen=True):
     """A model of Paddle or ONNX, with the keys of Paddle Serving that both of them read.
 
@@ -176,12 +184,8 @@ class AcceleratedModel(LocalModel, frozen=True):
     """
 
     mem_optim: Annotated[bool, "Let the engine reuse memory."] = True
-    takes_empty: Annotated[
-        bool, "Run the model on arrays without elements too; some models crash on them."
-    ] = False
-    precision: Annotated[
-        Literal["fp32", "fp16", "int8", "bf16"], "Precision of the model: fp32, fp16, int8 or bf16."
-    ] = "fp32"
+    takes_empty: TakesEmpty = False
+    precision: Precision = "fp32"
     use_calib: Annotated[bool, "Calibrate TensorRT's int8."] = False
     use_mkldnn: Annotated[
         bool | None,
@@ -214,6 +218,8 @@ class PredictorEngine:
         holds_gil: whether a running model holds the GIL.
         before_fork: function "module:function" that imports the engine's packages in the process
             that forks workers; "": each worker imports them.
+        if_named: suffixes of models that it runs only if `engine` names it, because they are
+            another engine's.
     """
 
     module: str
@@ -223,12 +229,13 @@ class PredictorEngine:
     Options: type[LocalModel] = LocalModel
     holds_gil: bool = False
     before_fork: str = ""
+    if_named: tuple[str, ...] = ()
 
-    def runs(self, file: Path) -> bool:
+    def runs(self, file: Path, is_named: bool = False) -> bool:
         """Return whether `file` is a model of this engine."""
         if not file.is_file():
             return False
-        if file.name in self.names:
+        if file.name in self.names or (is_named and file.suffix in self.if_named):
             return True
         has_companion = not self.companion or file.with_suffix(self.companion).is_file()
         return file.suffix in self.suffixes and has_companion
@@ -298,9 +305,13 @@ def _find(model: LocalModel, engines: Mapping[str, PredictorEngine]) -> tuple[st
     if model.engine is not None and path.is_file():
         return model.engine, path  # the user named the engine: the file may have any name
     files = [path] if path.is_file() else sorted(entry for entry in path.iterdir())
+    is_named = model.engine is not None
     allowed = engines if model.engine is None else {model.engine: engines[model.engine]}
     matches = [
-        (name, file) for name, engine in allowed.items() for file in files if engine.runs(file)
+        (name, file)
+        for name, engine in allowed.items()
+        for file in files
+        if engine.runs(file, is_named)
     ]
     if not matches:
         _refuse_without_companion(path, files, allowed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ClosedError, PredictorError, one_line
+from pipeline.errors import ClosedError, InputError, PredictorError, one_line
 from pipeline.predictors.base import TEXT, MemoryUse, TensorSpec
 from pipeline.predictors.signature import (
     ModelSignature,
@@ -62,6 +62,8 @@ class LocalPredictor:
                 return answer
         try:
             values = run(names, arrays)
+        except InputError:
+            raise
         except Exception as error:  # the exceptions of engines share no base class but this one
             raise PredictorError(
                 f"[{self.signature.model}] the model failed: {brief(error)}"

@@ -18,7 +18,7 @@ from clean_install import Stranger, package
 from paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("onnx", "paddle", "otel", "ocr")
+EXTRAS = ("onnx", "openvino-runtime", "paddle", "otel", "ocr")
 """Those whose packages run on any machine; `gpu` and `openvino` take the place of `onnx`."""
 
 NEWER = ("3.12", "3.13")
@@ -35,6 +35,7 @@ TESTS = (
     "tests/unit/schema",
     "tests/unit/proto",
     "tests/unit/predictors/onnx/test_onnx_predictor.py",
+    "tests/unit/predictors/openvino",
     "tests/integration/predictors/paddle/test_paddle_real.py",
     "tests/integration/tracing/test_recorder.py",
 )

@@ -109,13 +109,14 @@ AT_HOME: dict[str, set[str]] = {
     "python_multipart": {"frontends.api.multipart"},
     "yaml": {"config.yaml", "config.yaml_edit"},
     "onnxruntime": {"predictors.onnx.predictor"},
+    "openvino": {"predictors.openvino.predictor"},
     "paddle": {"predictors.paddle.predictor"},
     "ray": {"workers.ray.cluster", "cluster.ray_fleet"},
     "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
     "redis": {"caches.redis", "stores.redis"},
     "torch": set(),
 }
-HEAVY = {"onnxruntime", "paddle", "ray", "uvloop", "dill", "redis"}
+HEAVY = {"onnxruntime", "openvino", "paddle", "ray", "uvloop", "dill", "redis"}
 IN_THE_LIBRARY = {"msgspec", "numpy", "orjson", "ml_dtypes", "google", *AT_HOME}
 
 

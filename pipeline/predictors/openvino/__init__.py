@@ -1,0 +1,31 @@
+"""ONNX models and OpenVINO's own, which OpenVINO runs on the CPU."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from pipeline.predictors.base import LocalModel, Precision, PredictorEngine, TakesEmpty
+
+
+class OpenVinoModel(LocalModel, frozen=True):
+    """A model for OpenVINO."""
+
+    takes_empty: TakesEmpty = False
+    precision: Precision = "fp32"
+    streams: Annotated[
+        int,
+        Meta(ge=1),
+        "OpenVINO: number of runs at the same time, each with thread_num threads.",
+    ] = 1
+
+
+# Not imported before the fork, because OpenVINO starts threads at its import.
+ENGINE = PredictorEngine(
+    "pipeline.predictors.openvino.predictor",
+    (".xml",),
+    companion=".bin",
+    if_named=(".onnx",),
+    Options=OpenVinoModel,
+)
