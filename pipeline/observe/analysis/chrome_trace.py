@@ -5,7 +5,8 @@ worker is a thread. Slices ("B" to "E") are batches and their stages; in a reque
 the Ops of one trip. Arrows ("s", "t", "f") follow a request through the Ops. Counters ("C") show
 the requests that wait in each channel.
 
-Slices are not "X" with a duration: Perfetto drops slices that overlap, as rounded sums do. The
+Slices are not "X" with a duration: Perfetto drops slices that overlap, as rounded sums do. Each
+"E" has its slice's name, because the performance panel of Chrome's tools stops at one without. The
 order of simultaneous events counts, so arrows directly follow the "B" of their slice.
 """
 
@@ -160,7 +161,7 @@ class _Tracer:
         ending = _ending(row["outcome"], err_no=row["code"])
         self._begin(place, name, start_ns, ending)
         self._add_parts(place, row, _PARTS, (start_ns, end_ns), ("graph", "pack"))
-        self._end(place, end_ns)
+        self._end(place, name, end_ns)
 
     def _add_worker(self, ran: Rows, bounds: Sequence[tuple[int, int]]) -> None:
         """Draw the batches of one worker; `bounds` are in the order of their starts."""
@@ -189,7 +190,7 @@ class _Tracer:
         for data_id in ids:
             self._add_point(place, data_id, row["start_ns"])
         self._add_parts(place, row, _STAGES, (row["start_ns"], row["end_ns"]))
-        self._end(place, row["end_ns"])
+        self._end(place, name, row["end_ns"])
 
     def _add_parts(
         self,
@@ -208,7 +209,7 @@ class _Tracer:
                     self._add_point(place, row["data_id"], row[start])
                 if name == "graph":
                     self._add_walks(place, row["data_id"], (row[start], row[end]))
-                self._end(place, row[end])
+                self._end(place, name, row[end])
                 reached = row[end]
 
     def _add_walks(self, place: Event, data_id: int, within: tuple[int, int]) -> None:
@@ -217,7 +218,7 @@ class _Tracer:
         for name, start, end in sorted(self._walks_of.get(data_id, ()), key=lambda part: part[1]):
             if reached <= start <= end <= within[1]:
                 self._begin(place, name, start)
-                self._end(place, end)
+                self._end(place, name, end)
                 reached = end
 
     def _add_point(self, place: Event, data_id: int, time_ns: int) -> None:
@@ -231,8 +232,8 @@ class _Tracer:
         event = {"ph": "B", "name": name, **place, "ts": self._us(time_ns)}
         self._slices.append(event | (more or {}))
 
-    def _end(self, place: Event, time_ns: int) -> None:
-        self._slices.append({"ph": "E", **place, "ts": self._us(time_ns)})
+    def _end(self, place: Event, name: str, time_ns: int) -> None:
+        self._slices.append({"ph": "E", "name": name, **place, "ts": self._us(time_ns)})
 
     def _join(self, data_id: int, points: list[Event]) -> None:
         """Make arrows of a request's points: from its row to its batches in turn, and back."""
