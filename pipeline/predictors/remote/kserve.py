@@ -8,21 +8,53 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from pipeline.errors import InitError, PackageError, PayloadTypeError, PipelineError
+from pipeline.errors import InitError, InputError, PackageError, PayloadTypeError, PipelineError
 from pipeline.predictors.base import TensorSpec
 from pipeline.predictors.remote.base import RemoteModel, RemotePredictor, encoded
 from pipeline.predictors.remote.grpc_calls import GrpcCalls
-from pipeline.predictors.signature import ModelSignature
+from pipeline.predictors.signature import ModelSignature, only_feed
 from pipeline.proto.inference_v2_pb2 import (
     ModelInferRequest,
     ModelInferResponse,
     ModelMetadataRequest,
     ModelMetadataResponse,
 )
+from pipeline.proto.lists import as_array
 from pipeline.proto.v2.codec import SERVICE, add_tensor, tensors_to_arrays
 from pipeline.proto.v2.raw import DATATYPES, with_text
 
 _STARTUP_TIMEOUT_S = 10.0  # wait for a server that describes the model
+
+
+class UndescribedSignature(ModelSignature):
+    """The signature of a model whose inputs its server does not describe, as MLServer's default is.
+
+    The server checks names and shapes; arrays keep their dtypes.
+    """
+
+    def __init__(self, model: str, fetch_list: Sequence[str] | None) -> None:
+        super().__init__(model, (), ())
+        self.fetch_names = tuple(fetch_list or ())
+
+    def fetch(self, names: Sequence[str] | None) -> Sequence[str]:
+        """Return the names to fetch; all outputs if there are none."""
+        return (names,) if isinstance(names, str) else names or self.fetch_names
+
+    def feed(self, feed: Any, batch: bool = True) -> dict[str, np.ndarray]:
+        """Return numbers, texts and lists as arrays; see `ModelSignature.feed`."""
+        arrays = {
+            name: self._as_given(name, value) for name, value in only_feed(self.model, feed).items()
+        }
+        return arrays if batch else {name: array[np.newaxis] for name, array in arrays.items()}
+
+    def _as_given(self, name: str, value: Any) -> np.ndarray:
+        if isinstance(value, str | bytes):
+            value = [value]
+        try:
+            array = value if isinstance(value, np.ndarray) else as_array(value)
+        except ValueError as error:
+            raise InputError(f"[{self.model}] feed {name!r} is not an array: {error}") from error
+        return array.astype(object) if array.dtype.kind in "SU" else array
 
 
 class KServePredictor(RemotePredictor):
@@ -62,11 +94,11 @@ class KServePredictor(RemotePredictor):
     def result(
         self, answer: ModelInferResponse, fetch: Sequence[str] | None
     ) -> dict[str, np.ndarray]:
-        names = self.signature.fetch(fetch)
         try:
             arrays = tensors_to_arrays(answer.outputs, answer.raw_output_contents)
         except PackageError as error:
             self._calls.refuse_answer(error)
+        names = self.signature.fetch(fetch) or tuple(arrays)
         missing = [name for name in names if name not in arrays]
         if missing:
             self._calls.refuse_answer(f"it lacks {', '.join(missing)}; it has {', '.join(arrays)}")
@@ -85,17 +117,23 @@ def connect(model: RemoteModel) -> KServePredictor:
     calls = GrpcCalls(model)
     try:
         described = _described(model, named, calls)
-        signature = ModelSignature(
-            model.name,
-            [_spec(model, tensor) for tensor in described.inputs],
-            [_spec(model, tensor) for tensor in described.outputs],
-            model.fetch_list,
-            takes_bytes=True,
-        )
+        signature = _signature(model, described)
     except PipelineError:
         calls.close()
         raise
     return KServePredictor(signature, named, calls)
+
+
+def _signature(model: RemoteModel, described: ModelMetadataResponse) -> ModelSignature:
+    if not described.inputs:
+        return UndescribedSignature(model.name, model.fetch_list)
+    return ModelSignature(
+        model.name,
+        [_spec(model, tensor) for tensor in described.inputs],
+        [_spec(model, tensor) for tensor in described.outputs],
+        model.fetch_list,
+        takes_bytes=True,
+    )
 
 
 def _described(

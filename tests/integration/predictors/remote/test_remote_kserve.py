@@ -93,6 +93,44 @@ def zeros() -> dict[str, np.ndarray]:
     return {"x": np.zeros((1, 2), np.float32)}
 
 
+class Undescribed(Server):
+    """Says nothing of its model's tensors, as MLServer by default; answers all that it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def echo(self, request: ModelInferRequest, context: Any = None) -> ModelInferResponse:
+        response = ModelInferResponse(id=request.id)
+        arrays = tensors_to_arrays(request.inputs, request.raw_input_contents)
+        wanted = [output.name for output in request.outputs]
+        for name in wanted or arrays:
+            add_tensor(response.outputs, response.raw_output_contents, name, arrays[name])
+        return response
+
+
+def test_a_model_without_metadata_gets_what_is_fed_and_answers_all_it_has():
+    feed = {"x": np.ones((2, 2), np.float32), "n": [[1, 2]], "t": ["a", "é"], "one": "b"}
+    with connected(Undescribed()) as predictor:
+        assert (predictor.feed_names, predictor.fetch_names) == ((), ())
+        answer = predictor.predict(feed)
+        assert {name: (str(array.dtype), array.tolist()) for name, array in answer.items()} == {
+            "x": ("float32", [[1, 1], [1, 1]]),
+            "n": ("int64", [[1, 2]]),
+            "t": ("object", ["a", "é"]),
+            "one": ("object", ["b"]),
+        }
+        assert list(predictor.predict(feed, ["n", "x"])) == ["n", "x"]
+        assert predictor.predict({"x": [1.5]}, batch=False)["x"].tolist() == [[1.5]]
+        with pytest.raises(InputError, match=r"\[uci\] feed 'x' is not an array"):
+            predictor.predict({"x": [[1], [2, 3]]})
+
+
+def test_a_model_without_metadata_may_have_a_fetch_list():
+    with connected(Undescribed(), fetch_list=("n",)) as predictor:
+        assert predictor.fetch_names == ("n",)
+        assert list(predictor.predict({"x": [1], "n": [2]})) == ["n"]
+
+
 # --- what travels ---------------------------------------------------------------------------
 
 
