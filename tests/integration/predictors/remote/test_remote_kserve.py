@@ -94,7 +94,7 @@ def zeros() -> dict[str, np.ndarray]:
 
 
 class Undescribed(Server):
-    """Says nothing of its model's tensors, as MLServer by default; answers all that it is sent."""
+    """Describes no tensors, as MLServer by default, and answers with the inputs."""
 
     def __init__(self) -> None:
         super().__init__({})

@@ -69,11 +69,11 @@ def names_of(found: list[dict[str, Any]], kind: str) -> dict[Any, str]:
 
 def test_a_batch_is_a_slice_of_its_worker_with_its_stages_inside():
     rows = turns_of(turn(1, 7, worker=3), turn(1, 8, worker=3, ready_ns=MS // 2))
-    found = events(rows, requests_of(), NAMES)
-    assert names_of(found, "process_name") == {3: "Op bow"}
-    assert names_of(found, "thread_name") == {(3, 4): "worker 3"}
+    result = events(rows, requests_of(), NAMES)
+    assert names_of(result, "process_name") == {3: "Op bow"}
+    assert names_of(result, "thread_name") == {(3, 4): "worker 3"}
     row = (3, 4)
-    assert sorted(slices(found), key=lambda item: (item[4], item[2])) == [
+    assert sorted(slices(result), key=lambda item: (item[4], item[2])) == [
         ("batch of 2", row, 2000.0, 5000.0, 0),
         ("preprocess", row, 2000.0, 3000.0, 1),
         ("process", row, 3000.0, 4000.0, 1),
@@ -85,13 +85,13 @@ def test_a_batch_is_a_slice_of_its_worker_with_its_stages_inside():
     }  # fmt: skip
 
 
-def test_arrows_follow_a_request_from_its_own_row_through_the_ops_and_back():
+def test_arrows_follow_a_request_through_the_ops_and_back():
     rows = turns_of(
         turn(0, 7, ready_ns=1 * MS, start_ns=2 * MS, end_ns=3 * MS),
         turn(1, 7, ready_ns=3 * MS, start_ns=4 * MS, end_ns=5 * MS),
     )
-    found = events(rows, requests_of(request(7)), NAMES)
-    arrows = of_kind(found, "s", "t", "f")
+    result = events(rows, requests_of(request(7)), NAMES)
+    arrows = of_kind(result, "s", "t", "f")
     assert {(arrow["id"], arrow["cat"], arrow["name"]) for arrow in arrows} == {
         (7, "request", "request")
     }
@@ -101,41 +101,41 @@ def test_arrows_follow_a_request_from_its_own_row_through_the_ops_and_back():
         (4000.0, "t", 3),
         (6000.0, "f", 1),
     ]
-    assert all(arrow["bp"] == "e" for arrow in of_kind(found, "t", "f"))
+    assert all(arrow["bp"] == "e" for arrow in of_kind(result, "t", "f"))
 
 
 def test_ops_that_ran_in_one_go_are_a_slice_of_their_request():
     first = {"preprocess_end_ns": 2 * MS, "process_end_ns": 2 * MS, "end_ns": 3 * MS}
     later = {"start_ns": 3 * MS, "preprocess_end_ns": 3 * MS}
     rows = turns_of(turn(0, 7, **first), turn(1, 7, **later), turn(0, 8, result_received_ns=9 * MS))
-    found = events(rows, requests_of(request(7), request(8)), NAMES)
-    in_rows = [(name, *rest) for name, (pid, _), *rest in slices(found) if pid == 1]
+    result = events(rows, requests_of(request(7), request(8)), NAMES)
+    in_rows = [(name, *rest) for name, (pid, _), *rest in slices(result) if pid == 1]
     assert ("in one trip: words, bow", 2000.0, 5000.0, 2) in in_rows
     assert sum(name.startswith("in one trip") for name, *_ in in_rows) == 1
     marks = {
         tuple(event["args"]["requests"]): event["args"].get("in_one_go")
-        for event in of_kind(found, "B")
+        for event in of_kind(result, "B")
         if event["name"] == "batch of 1"
     }
     assert marks == {(7,): ["words", "bow"], (8,): None}
 
 
-def test_walks_side_by_side_are_drawn_as_far_as_they_do_not_overlap():
+def test_parallel_trips_are_drawn_without_overlap():
     late = {"result_received_ns": 7 * MS}
     rows = turns_of(*(turn(op, 7) for op in (0, 1)), *(turn(op, 7, **late) for op in (2, 3)))
-    found = events(rows, requests_of(request(7)), [*NAMES, "cnn", "join"])
-    assert [name for name, *_ in slices(found) if "trip" in name] == ["in one trip: words, bow"]
+    result = events(rows, requests_of(request(7)), [*NAMES, "cnn", "join"])
+    assert [name for name, *_ in slices(result) if "trip" in name] == ["in one trip: words, bow"]
     marks = [
-        event.get("args", {}).get("in_one_go") for event in of_kind(found, "B") if event["pid"] > 1
+        event.get("args", {}).get("in_one_go") for event in of_kind(result, "B") if event["pid"] > 1
     ]
     assert [mark for mark in marks if mark] == [["words", "bow"]] * 2 + [["cnn", "join"]] * 2
 
 
-def test_an_arrow_stands_right_behind_the_begin_of_the_slice_that_it_is_for():
-    found = events(turns_of(turn()), requests_of(request()), NAMES)
+def test_an_arrow_follows_the_start_of_its_slice():
+    result = events(turns_of(turn()), requests_of(request()), NAMES)
     behind = [
         (before["name"], event["ph"])
-        for before, event in itertools.pairwise(found)
+        for before, event in itertools.pairwise(result)
         if event["ph"] in "stf"
     ]
     assert behind == [("graph", "s"), ("pack", "f"), ("batch of 1", "t")]
@@ -149,9 +149,9 @@ def test_without_the_request_arrows_join_its_turns():
 
 
 def test_a_request_without_turns_has_no_arrows():
-    found = events(turns_of(), requests_of(request()), NAMES)
-    assert of_kind(found, "s", "t", "f") == []
-    assert [name for name, *_ in slices(found)] == ["wait", "unpack", "graph", "pack", "request 7"]
+    result = events(turns_of(), requests_of(request()), NAMES)
+    assert of_kind(result, "s", "t", "f") == []
+    assert [name for name, *_ in slices(result)] == ["wait", "unpack", "graph", "pack", "request 7"]
 
 
 def test_requests_that_overlap_are_in_lanes():
@@ -160,28 +160,28 @@ def test_requests_that_overlap_are_in_lanes():
         request(2, start_ns=50, end_ns=200),
         request(3, start_ns=100, end_ns=300),
     )
-    found = events(turns_of(), rows, NAMES)
-    lanes = {name: row[1] for name, row, *_ in slices(found) if name.startswith("request")}
+    result = events(turns_of(), rows, NAMES)
+    lanes = {name: row[1] for name, row, *_ in slices(result) if name.startswith("request")}
     assert lanes == {"request 1": 1, "request 2": 2, "request 3": 1}
 
 
 def test_batches_of_one_worker_that_overlap_are_drawn_apart():
     """Coroutines of one worker run at the same time."""
     rows = turns_of(turn(data_id=1, batch=1), turn(data_id=2, batch=2, start_ns=3 * MS))
-    found = events(rows, requests_of(), NAMES)
-    assert sorted(names_of(found, "thread_name").values()) == ["worker 0", "worker 0 (2)"]
-    assert len({row for _, row, *_ in slices(found)}) == 2
+    result = events(rows, requests_of(), NAMES)
+    assert sorted(names_of(result, "thread_name").values()) == ["worker 0", "worker 0 (2)"]
+    assert len({row for _, row, *_ in slices(result)}) == 2
 
 
-def test_counters_tell_how_many_wait_and_how_many_are_inside():
+def test_counters_show_waiting_and_admitted_requests():
     rows = turns_of(
         turn(data_id=1, batch=1, ready_ns=1000, start_ns=2000),
         turn(data_id=2, batch=2, ready_ns=1000, start_ns=5000),
         turn(data_id=3, batch=3, ready_ns=2000, start_ns=8000),
     )
-    found = of_kind(events(rows, requests_of(request()), NAMES), "C")
+    result = of_kind(events(rows, requests_of(request()), NAMES), "C")
     counts = {"channel": [], "requests": []}
-    for event in found:
+    for event in result:
         ((_, count),) = event["args"].items()
         counts[event["name"]].append((event["ts"], count))
     assert counts["channel"] == [(1.0, 2), (2.0, 2), (5.0, 1), (8.0, 0)]
@@ -194,15 +194,15 @@ def test_a_turn_that_never_ran_is_a_mark():
     assert mark["args"] == {"outcome": "REJECTED"}
 
 
-def test_what_failed_says_how_and_is_marked():
+def test_a_failure_has_its_outcome_and_a_color():
     rows = turns_of(turn(data_id=1), turn(data_id=2, outcome=int(Outcome.BACKEND)))
-    found = events(rows, requests_of(request(2, outcome=int(Outcome.BACKEND), code=6000)), NAMES)
-    failed = {event["name"]: event["args"] for event in found if event.get("cname") == "terrible"}
+    result = events(rows, requests_of(request(2, outcome=int(Outcome.BACKEND), code=6000)), NAMES)
+    failed = {event["name"]: event["args"] for event in result if event.get("cname") == "terrible"}
     assert failed["batch of 2"]["outcome"] == "BACKEND"
     assert failed["request 2"] == {"outcome": "BACKEND", "err_no": 6000}
 
 
-def test_copies_of_a_server_are_processes_of_their_own():
+def test_replicas_of_a_server_are_separate_processes():
     rows, requests = turns_of(turn()), requests_of(request())
     first, second = (events(rows, requests, NAMES, copy) for copy in (0, 1))
     assert names_of(first, "process_name") == {1: "copy 0: requests", 2: "copy 0: Op words"}
@@ -211,44 +211,49 @@ def test_copies_of_a_server_are_processes_of_their_own():
     assert ids[0] != ids[1]
 
 
-def test_times_are_counted_from_where_it_is_said():
+def test_times_start_at_the_given_zero():
     rows, requests = turns_of(turn()), requests_of(request())
     assert first_time_ns(rows, requests) == MS // 2
     assert first_time_ns(turns_of(), requests_of()) == 0
-    found = events(rows, requests, NAMES, zero_ns=first_time_ns(rows, requests))
-    assert min(event["ts"] for event in found if "ts" in event) == 0.0
+    result = events(rows, requests, NAMES, zero_ns=first_time_ns(rows, requests))
+    assert min(event["ts"] for event in result if "ts" in event) == 0.0
 
 
-def test_what_the_predecessors_lines_do_not_tell_is_left_out():
+def test_values_missing_in_the_predecessors_lines_are_omitted():
     unknown = {"data_id": -1, "rows": -1, "ready_ns": -1, "result_received_ns": -1, "outcome": 0}
-    found = events(turns_of(turn(**unknown)), requests_of(), NAMES)
-    assert [name for name, *_ in slices(found)] == ["preprocess", "process", "postprocess", "batch"]
-    assert of_kind(found, "C", "s", "t", "f", "i") == []
+    result = events(turns_of(turn(**unknown)), requests_of(), NAMES)
+    assert [name for name, *_ in slices(result)] == [
+        "preprocess",
+        "process",
+        "postprocess",
+        "batch",
+    ]
+    assert of_kind(result, "C", "s", "t", "f", "i") == []
 
 
 def test_the_file_is_a_json_list_with_an_event_a_line():
-    found = events(turns_of(turn()), requests_of(request()), ["wörds </script>"])
-    text = trace_json(found)
-    assert json.loads(text) == found
-    assert len(text.splitlines()) == len(found)
+    result = events(turns_of(turn()), requests_of(request()), ["wörds </script>"])
+    text = trace_json(result)
+    assert json.loads(text) == result
+    assert len(text.splitlines()) == len(result)
     assert json.loads(trace_json([])) == []
 
 
 @pytest.mark.parametrize("count", [999, 1000, 1001, 3000])
 def test_many_events_are_a_list_too(count):
-    found = [{"ph": "i", "ts": number} for number in range(count)]
-    text = trace_json(found)
-    assert json.loads(text) == found
+    results = [{"ph": "i", "ts": number} for number in range(count)]
+    text = trace_json(results)
+    assert json.loads(text) == results
     assert len(text.splitlines()) == count
 
 
-def test_a_whole_service_has_a_row_for_each_worker_and_an_arrow_for_each_hop():
+def test_a_service_has_a_row_for_each_worker_and_an_arrow_for_each_edge():
     ops = [FakeOp(0.1, 1.0, concurrency=2), FakeOp(0.2, 4.0, 0.5, batch_size=4)]
     turns, requests = play(ops, clients=9, count=50)
-    found = events(turns, requests, NAMES)
-    assert set(names_of(found, "thread_name").values()) >= {"worker 0", "worker 1", "lane 9"}
-    assert len(of_kind(found, "s")) == len(of_kind(found, "f")) >= 50
-    batches = [name for name, *_ in slices(found) if name.startswith("batch")]
+    result = events(turns, requests, NAMES)
+    assert set(names_of(result, "thread_name").values()) >= {"worker 0", "worker 1", "lane 9"}
+    assert len(of_kind(result, "s")) == len(of_kind(result, "f")) >= 50
+    batches = [name for name, *_ in slices(result) if name.startswith("batch")]
     assert len(batches) == len(split_batches(turns))
 
 
@@ -259,21 +264,21 @@ times = st.integers(-1, 40)
     st.lists(st.tuples(*[st.integers(0, 1)] * 2, st.integers(-1, 3), *[times] * 9), max_size=20),
     st.lists(st.tuples(st.integers(-1, 9), *[st.just(-1)] * 4, *[times] * 8), max_size=20),
 )
-def test_slices_are_nested_and_arrows_whole_whatever_the_rows_say(turns, requests):
+def test_slices_nest_and_arrows_are_complete_for_any_rows(turns, requests):
     turns = [(*row[:5], abs(row[5]) % 5, *row[6:]) for row in turns]
-    found = events(np.array(turns, SPAN), np.array(requests, REQUEST), NAMES)
-    slices(found)
+    result = events(np.array(turns, SPAN), np.array(requests, REQUEST), NAMES)
+    slices(result)
     ends = defaultdict(list)
-    for event in of_kind(found, "s", "t", "f"):
+    for event in of_kind(result, "s", "t", "f"):
         ends[event["id"]].append((event["ts"], event["ph"]))
     for points in ends.values():
         assert sorted(kind for _, kind in points if kind != "t") == ["f", "s"]
         assert min(points)[0] == dict(map(reversed, points))["s"]
-    json.loads(trace_json(found))
+    json.loads(trace_json(result))
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=30))
-def test_depth_is_how_many_have_come_and_not_gone(stays):
+def test_the_depth_counts_started_and_not_ended_intervals(stays):
     pairs = np.array([(start, start + length) for start, length in stays], np.int64).reshape(-1, 2)
     times, counts = depth(pairs[:, 0], pairs[:, 1])
     expected = [int(((pairs[:, 0] <= now) & (pairs[:, 1] > now)).sum()) for now in times]
