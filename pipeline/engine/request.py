@@ -141,6 +141,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
         collector: records the progress of the request; None: the request is not traced in a file.
         convoy: the requests whose samples `payload` holds; None: this is a single request.
         takes_views: large bytes in the answer may be memoryviews.
+        ready_ns: for one Op: when its inputs were made; 0: when the request comes to the Op.
     """
 
     op: Op | None = None
@@ -155,6 +156,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
     collector: TraceCollector | None = None
     convoy: Members | None = None
     takes_views: bool = False
+    ready_ns: int = 0
 
 
 class Phase(enum.IntEnum):
@@ -218,6 +220,8 @@ class RequestState(msgspec.Struct, eq=False):
         rows: number of samples.
         asked_at: the time when it came; set only if there is a deadline.
         dispatched_ns: when the graph started it.
+        received_ns: when the loop had the result of its latest batch.
+        model_ns: the same of the model whose answer the graph passes on at this moment; 0: of none.
         input_ns: a sum over its spans, as are `infer_ns` and `output_ns`; see `stages_ns`.
         spans: its spans, packed; None: nobody asked for them.
         is_profiled: whether the client asked for `spans`.
@@ -257,6 +261,8 @@ class RequestState(msgspec.Struct, eq=False):
     dispatched_ns: int = 0
     completed_ns: int = 0
     end_ns: int = 0
+    received_ns: int = 0
+    model_ns: int = 0
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
@@ -286,6 +292,7 @@ class RequestState(msgspec.Struct, eq=False):
         if self.trip_rows is not None:
             (rows, times), self.trip_rows = self.trip_rows, None
             rows.add_times(self, times)
+            self.received_ns = times[2]
         return self.input_ns, self.infer_ns, self.output_ns
 
     def advance(self, phase: Phase) -> None:

@@ -78,6 +78,7 @@ class ServedModels:
         *,
         collector: TraceCollector | None = None,
         convoy: Members | None = None,
+        ready_ns: int = 0,
     ) -> RequestState:
         """Call a model, with a time limit; see `ServerModels.begin`.
 
@@ -89,6 +90,7 @@ class ServedModels:
         target = RequestTarget(
             *(entry.op, feeds, entry.op is not None, False, rows, traceparent, False, info),
             convoy=convoy,
+            ready_ns=ready_ns,
         )
         begin = entry.begin
         if collector is not None:

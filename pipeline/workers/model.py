@@ -110,16 +110,16 @@ class ModelWorkers(WorkersBase):
             if isinstance(job, ModelStream):
                 job.go_on(self)
             elif isinstance(job, ModelRun):
-                job.start_ns = job.ready_ns
+                job.start_ns = job.ready_ns = job.request.model_ns or job.ready_ns
                 self.pass_on(job)
             else:
                 (item,) = job.items
                 run = ModelRun(
                     *(item.request, item.generation, item.data_id, item.log_id, item.inputs),
                     item.ready_at,
-                    item.ready_ns,
                 )
                 run.start_ns = time.monotonic_ns()
+                run.ready_ns = item.request.model_ns
                 run.apart = job
                 self.pass_on(run)
 

@@ -20,6 +20,7 @@ class _Asking(msgspec.Struct, eq=False):
 
     inputs: dict[str, Any]
     info: RequestInfo
+    ready_ns: int
 
     @property
     def request(self) -> _Asking:
@@ -35,6 +36,9 @@ class ConvoyCalls:
         tell: called with the outcome of all after the last answer; never from within `ask`.
         soon: calls a function in the next round of the loop.
     """
+
+    received_ns: ClassVar[int] = 0  # their answers come at different times
+    completed_ns: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class ConvoyCalls:
             if place in convoy.left or failure is not None:
                 self._take(place, None if place in convoy.left else failure)
                 continue
-            item: Any = _Asking(inputs, infos[place])
+            item: Any = _Asking(inputs, infos[place], run.ready_ns)
             step, sink = self._step, _MemberSink(self, place, item)
             try:
                 handle = ask(step, item, run.request.trace, sink)

@@ -55,13 +55,15 @@ class ModelRun(UnarySink, Item, eq=False):
 
     def over(self, outcome: Any) -> None:
         """Report the outcome of the request; None: it has ended."""
-        workers, handle, at_ns = self.workers, self.handle, self.start_ns
+        workers, handle, at_ns, request = self.workers, self.handle, self.start_ns, self.request
         workers.remove(self)
         self.outcome = outcome
         # Its stages take as long as the model's.
         input_ns, infer_ns, output_ns = 0, 0, 0
         if handle is not None:
             input_ns, infer_ns, output_ns = handle.stages_ns()
+            # What follows could begin from here on; an answer of a cache is no batch's.
+            request.model_ns = handle.received_ns or handle.completed_ns
             self.handle = None  # both refer to each other, which only the gc could free
         self.preprocess_end_ns: int = at_ns + input_ns
         self.process_end_ns: int = self.preprocess_end_ns + infer_ns
@@ -72,6 +74,7 @@ class ModelRun(UnarySink, Item, eq=False):
             batch.start_ns, batch.preprocess_end_ns = at_ns, self.preprocess_end_ns
             batch.process_end_ns, batch.end_ns = self.process_end_ns, self.end_ns
         workers.owner.done(workers.place, batch or self)
+        request.model_ns = 0
         workers.next()
 
 

@@ -28,6 +28,7 @@ class ServerModels(Protocol):
         *,
         collector: TraceCollector | None = None,
         convoy: Members | None = None,
+        ready_ns: int = 0,
     ) -> RequestState:
         """Call a model; on the event loop.
 
@@ -39,6 +40,7 @@ class ServerModels(Protocol):
             sink: gets the answer as ChannelData; if it takes parts, each of them.
             collector: of the calling request; None: it is not traced in a file.
             convoy: the requests whose inputs these are; None: it is a single request.
+            ready_ns: when the inputs were made; 0: now.
 
         Raises:
             PipelineError: there is no such model, or it takes no more requests.
@@ -94,8 +96,12 @@ def ask(
     feeds = step.feeds(item)
     if feeds is None:
         return None
-    arguments = step.name, step.version, feeds, step.info(item), trace, sink
-    return step.models.begin(*arguments, collector=collector, convoy=convoy)
+    return step.models.begin(
+        *(step.name, step.version, feeds, step.info(item), trace, sink),
+        collector=collector,
+        convoy=convoy,
+        ready_ns=item.ready_ns,
+    )
 
 
 def answer_of(step: ModelStep, item: Any, fetched: Any) -> Any:

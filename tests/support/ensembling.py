@@ -111,13 +111,14 @@ class Parts(StreamSink):
 class Shelf:
     """Models and ensembles by name, each with an engine of its own; see `ServedModels`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_ns: Callable[[], int] | None = None) -> None:
+        self._clock_ns = clock_ns
         self.configs: dict[str, ModelConfig] = {}
         self.engines: dict[str, Engine] = {}
         self.ops: dict[str, Calling | None] = {}
         self.pools: dict[str, doubles.ScriptedWorkers] = {}
-        self.spans: list[dict[str, int]] = []
-        self.requests: dict[str, list[dict[str, int]]] = {}
+        self.spans: list[dict[str, Any]] = []
+        self.requests: dict[str, list[dict[str, Any]]] = {}
         self.journals: dict[str, Journal] = {}
         self._service_s: dict[str, float | None] = {}
 
@@ -139,6 +140,7 @@ class Shelf:
         *,
         collector: Any = None,
         convoy: Any = None,
+        ready_ns: int = 0,
     ) -> RequestState:
         config, op = self.config(name, version), self.ops[name]
         first = next(iter(feeds.values()), None)
@@ -152,6 +154,7 @@ class Shelf:
             traceparent=traceparent,
             info=info,
             convoy=convoy,
+            ready_ns=ready_ns,
         )
         return self.engines[name].begin(Request(), None, target, sink)
 
@@ -203,8 +206,9 @@ class Shelf:
             return make
 
         found = self.requests[config.name] = []
-        journal = self.journals[config.name] = Journal([_Rows(self.spans, found)])
-        observers = EngineObservers(journal, clock_ns=lambda: int(loop.time() * 1e9))
+        journal = self.journals[config.name] = Journal([_Rows(config.name, self.spans, found)])
+        clock_ns = self._clock_ns or (lambda: int(loop.time() * 1e9))
+        observers = EngineObservers(journal, clock_ns=clock_ns)
         engine = self.engines[config.name] = Engine(graph, service, make_workers, loop, observers)
         await engine.start()
         return engine
@@ -239,9 +243,13 @@ class Shelf:
 
 
 class _Rows:
-    def __init__(self, spans: list[dict[str, int]], requests: list[dict[str, int]]) -> None:
-        self._kept = spans, requests
+    def __init__(self, model: str, *kept: list[dict[str, Any]]) -> None:
+        self._model = {"model": model}
+        self._kept = kept
 
     def notify(self, *rows: Any) -> None:
         for found, kept in zip(rows, self._kept, strict=True):
-            kept += [dict(zip(found.dtype.names, row, strict=True)) for row in found.tolist()]
+            kept += [
+                self._model | dict(zip(found.dtype.names, row, strict=True))
+                for row in found.tolist()
+            ]

@@ -134,7 +134,9 @@ class OpDispatcher:
             name: dict(part) if isinstance(part, dict) else part
             for name, part in target.payload.items()
         }
-        self.add(item_of(self, request, inputs, target.raw_inputs))
+        item = item_of(self, request, inputs, target.raw_inputs)
+        item.ready_ns = target.ready_ns or item.ready_ns
+        self.add(item)
 
     def add(self, item: Item) -> None:
         """Queue an item, unless it cannot run before its deadline."""
@@ -408,8 +410,18 @@ def item_of(
     ready_ns = spans.clock_ns() if spans.is_wanted else 0
     request.live += 1
     lap = 0 if request.detours is None else request.lap(node)
-    ids = request.generation, request.data_id, request.log_id
-    return Item(request, *ids, inputs, node._router.loop.time(), ready_ns, is_feed, lap, entered)
+    return Item(
+        request,
+        request.generation,
+        request.data_id,
+        request.log_id,
+        inputs,
+        node._router.loop.time(),
+        ready_ns,
+        is_feed,
+        lap,
+        entered,
+    )
 
 
 class Shortcut:

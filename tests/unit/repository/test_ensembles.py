@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from doubles import settle, virtual
@@ -17,8 +19,8 @@ ONE = {"x": [2]}
 
 
 @contextlib.asynccontextmanager
-async def shelf() -> AsyncIterator[Shelf]:
-    result = Shelf()
+async def shelf(**settings: Any) -> AsyncIterator[Shelf]:
+    result = Shelf(**settings)
     try:
         yield result
     finally:
@@ -57,6 +59,22 @@ async def test_a_chain_of_models_runs_step_by_step():
             [2, 3],
             [12, 13],
         ]
+
+
+@virtual
+async def test_each_model_has_the_time_since_the_model_before_it():
+    async with shelf(clock_ns=itertools.count(1).__next__) as there:
+        await chain(there)
+        for _ in range(2):  # the first one finds out how the steps take requests
+            await there.answer("e", **{"in": [1, 2]})
+        for journal in there.journals.values():
+            journal.flush()
+        a, b, c = ([row for row in there.spans if row["model"] == name][-1] for name in "abc")
+        whole = there.requests["e"][-1]
+        assert [b["ready_ns"], c["ready_ns"]] == [a["result_received_ns"], b["result_received_ns"]]
+        # The clock ticks at each look: these are the looks on the way in, and on the way out.
+        assert a["ready_ns"] - whole["start_ns"] <= 3
+        assert whole["end_ns"] - c["result_received_ns"] <= 5
 
 
 async def diamond(there: Shelf, **service_s: float | None) -> None:
