@@ -19,6 +19,7 @@ from pipeline.predictors.base import (
     load_local_predictor,
     metadata_of,
 )
+from pipeline.predictors.onnx.predictor import scalars_of
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig
 from pipeline.proto.v2.raw import datatype_of
 from pipeline.repository.backends.base import Backend, ModelSource
@@ -66,7 +67,7 @@ class OnnxRuntimeBackend(Backend):
 
     def graph(self, source: ModelSource) -> Graph:
         """Return a graph whose Op runs the model."""
-        config = source.config
+        config = _with_scalars(source)
         tensors: list[Any] = [*config.input, *config.output]
         if is_ragged(config):
             op: Op = RaggedOp(config)
@@ -169,6 +170,19 @@ def _read(source: ModelSource) -> ModelMetadata:
         return note
     finally:
         predictor.close()
+
+
+def _with_scalars(source: ModelSource) -> ModelConfig:
+    """Return the configuration, whose dims of 1 are reshaped where the file has a scalar."""
+    config = source.config
+    ones = [slot.name for slot in config.input if list(slot.dims) == [1]]
+    scalars = scalars_of(source.file) if ones and not config.max_batch_size else ()
+    if scalars:
+        config = ModelConfig.FromString(config.SerializeToString())
+        for slot in config.input:
+            if slot.name in ones and slot.name in scalars:
+                slot.reshape.SetInParent()
+    return config
 
 
 def _threads(config: ModelConfig) -> int:

@@ -70,6 +70,8 @@ def server(tmp_path_factory):
         node("Add", ["x", "s"], ["y"]),
     )
     add(folder, "scalar_out", row, [("y", FLOAT, [])], summed)
+    same_scalar = node("Einsum", ["s"], ["y"], equation="->")
+    add(folder, "einsum", [("s", FLOAT, [])], [("y", FLOAT, [])], same_scalar)
     labels = node("ArgMax", ["x"], ["y"], axis=1, keepdims=0)
     add(folder, "labels", pairs, [("y", TensorProto.INT64, [1])], labels)
     add(folder, "sum", pairs, [("y", FLOAT, [])], summed)
@@ -106,6 +108,7 @@ def test_scalars_are_dims_of_one(server):
     x = ([3], [1, 2, 3])
     assert ask(server, "scalar_in", x=x, s=([1], [5])) == ([3], [6, 7, 8])
     assert ask(server, "scalar_out", x=x) == ([1], [6])
+    assert ask(server, "einsum", s=([1], [5])) == ([1], [5])
     _, _, config = http(server, "GET", "/v2/models/scalar_in/config")
     assert [item["dims"] for item in config["input"]] == [[3], [1]]
 
