@@ -10,11 +10,26 @@ from doubles import http, wait_until
 from repositories import add_identity, add_pipeline, add_python, control, infer, serving
 
 from pipeline.workers.model_runs import ModelRun
+from pipeline.workers.shm.server_memory import ServerMemory
 
 CHAIN = (
     ("a", {"INPUT0": "x"}, {"OUTPUT0": "p"}),
     ("b", {"INPUT0": "p"}, {"OUTPUT0": "y"}),
 )
+
+
+SAME = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT0", tensor.as_numpy() + 1)])
+            for request in requests
+            for tensor in request.inputs()
+        ]
+"""
 
 
 def add_chain(repository, name="e", most=8, steps=CHAIN, ends=("x", "y")):
@@ -241,3 +256,21 @@ def test_an_ensemble_has_the_labels_of_the_models_that_make_its_outputs(models):
     with serving(models, mode="none") as server:
         _, _, answer = http(server, "POST", "/v2/models/outer/infer", asked)
     assert answer["outputs"][0]["data"] == ["3.000000:1:dog"]
+
+
+def test_what_is_large_goes_from_process_to_process_without_a_copy_in_the_server(
+    tmp_path, monkeypatch
+):
+    count, allocated, alloc = 50_000, [], ServerMemory.alloc
+    for name in ("a", "b"):
+        add_python(tmp_path, name, SAME)
+    add_chain(tmp_path)
+    monkeypatch.setattr(
+        ServerMemory, "alloc", lambda self, size: allocated.append(size) or alloc(self, size)
+    )
+    with serving(tmp_path, mode="none") as server:
+        status, outputs = infer(server, "e", [1.0] * count, "x")
+        assert (status, len(outputs["y"])) == (200, count)
+    # The JSON of the request, and its array. `b` reads the answer of `a` in the memory of `a`.
+    assert len(allocated) == 2
+    assert allocated[1] == 4 * count
