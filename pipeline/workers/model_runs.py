@@ -62,7 +62,7 @@ class ModelRun(UnarySink, Item, eq=False):
         input_ns, infer_ns, output_ns = 0, 0, 0
         if handle is not None:
             input_ns, infer_ns, output_ns = handle.stages_ns()
-            # What follows could begin from here on; an answer of a cache is no batch's.
+            # The next step could begin at this time. No worker received the answer of a cache.
             request.model_ns = handle.received_ns or handle.completed_ns
             self.handle = None  # both refer to each other, which only the gc could free
         self.preprocess_end_ns: int = at_ns + input_ns
