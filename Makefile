@@ -121,6 +121,7 @@ interop: $(READY)
 	$(BIN)/python interop/triton/beside.py
 	$(BIN)/python interop/triton/loads.py
 	$(BIN)/python interop/triton/examples.py
+	$(BIN)/python interop/onnx_data.py
 	$(BIN)/python interop/run.py
 	$(BIN)/python interop/h2spec.py
 

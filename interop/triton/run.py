@@ -1,7 +1,7 @@
 """Triton's released clients and its load generator against our servers; exits with 1 on failure.
 
 `tritonclient` and `perf_analyzer` come from PyPI into build/interop/triton, where our library is
-not. perf_analyzer needs Debian's libb64-0d besides.
+not. perf_analyzer needs Debian's libb64-0d besides. PERF_ANALYZER names another version of it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def example_config(folder: Path, ports: Ports) -> Path:
 
 def load_fails(model: str, protocol: str, port: int, options: tuple[str, ...]) -> bool:
     """Run perf_analyzer and print the result; return whether it or a request failed."""
-    command = [str(BUILD / "bin" / "perf_analyzer"), "-m", model, "-i", protocol]
+    program = os.environ.get("PERF_ANALYZER") or str(BUILD / "bin" / "perf_analyzer")
+    command = [program, "-m", model, "-i", protocol]
     command += ["-u", f"127.0.0.1:{port}", *PERF, *options]
     libraries = ":".join(map(str, BUILD.glob("lib/python*/site-packages/nvidia/*/lib")))
     environment = {**os.environ, "LD_LIBRARY_PATH": libraries}
