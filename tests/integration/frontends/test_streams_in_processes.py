@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("grpc_is_up", "gateway_binary")
 
 PATIENCE_S = 30
 Texts = Iterator[str]
-"""The texts of the parts; the text of an error is raised as ToldError."""
+"""The texts of the parts; the text of an error is raised as `StreamError`."""
 
 
 class StreamError(Exception):

@@ -48,7 +48,7 @@ def between():
 
 
 class Watch(list):
-    """Told of parts and ends: [(place, what)]."""
+    """Records parts and ends: [(place, what)]."""
 
     def call_begins(self):
         pass
