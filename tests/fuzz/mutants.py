@@ -152,7 +152,7 @@ def losers_stay() -> Iterator[None]:
 
 
 @mutant
-def nobody_is_let_in() -> Iterator[None]:
+def waiting_requests_are_not_admitted() -> Iterator[None]:
     """A request that ends does not make room for one that waits for admission."""
 
     def release(self: AdmissionController, request: Any, is_served: bool) -> None:
@@ -200,7 +200,7 @@ def the_batch_pays_for_one() -> Iterator[None]:
 
 
 @mutant
-def a_turn_is_not_told() -> Iterator[None]:
+def a_span_is_not_recorded() -> Iterator[None]:
     """A dropped turn does not get into the statistics."""
 
     def make(note: Any) -> Any:
@@ -244,14 +244,14 @@ def a_state_of_another_request() -> Iterator[None]:
 
 
 @mutant
-def a_full_channel_wakes_nobody() -> Iterator[None]:
+def a_full_channel_notifies_no_op() -> Iterator[None]:
     """An Op that waits for a place in a channel is not notified of one."""
     with mock.patch.object(OpDispatcher, "places_freed", return_value=None):
         yield
 
 
 @mutant
-def who_jumps_is_called_like_its_target() -> Iterator[None]:
+def an_answer_after_a_jump_has_the_targets_name() -> Iterator[None]:
     """After a jump, the answer has the name of the target."""
 
     def make(join: Any) -> Any:

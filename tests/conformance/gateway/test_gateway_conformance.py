@@ -82,18 +82,18 @@ def parametrize(cases: Iterable[Case]) -> pytest.MarkDecorator:
 
 
 @parametrize(CASES)
-def test_all_answer_as_the_table_says_and_the_gateway_as_the_door(doors: EachDoor, case: Case):
+def test_server_and_gateway_give_equal_answers_of_the_table(doors: EachDoor, case: Case):
     received = doors.run(case, loose=Place.GRPC_ONLY)
     assert same(received[Place.GATEWAY], received[Place.DOOR])
 
 
 @parametrize(IN_OTHER_WORDS)
-def test_all_answer_as_the_table_says_in_words_of_their_own(doors: EachDoor, case: Case):
+def test_all_places_answer_as_in_the_table_with_their_own_texts(doors: EachDoor, case: Case):
     doors.run(case, loose=Place.GRPC_ONLY)
 
 
 @parametrize(DIFFERENT)
-def test_where_they_differ_it_is_as_the_table_says(doors: EachDoor, case: Case):
+def test_known_differences_are_as_in_the_table(doors: EachDoor, case: Case):
     doors.run(case)
 
 

@@ -40,9 +40,9 @@ def unavailable(part: str, err_no: int = CLOSED, status: int = 503) -> Expected:
 @pytest.fixture
 def holder() -> Iterator[Holder]:
     """Requests that are still held are released at the end."""
-    found = Holder()
-    yield found
-    found.release()
+    result = Holder()
+    yield result
+    result.release()
 
 
 def ports_of(server: PipelineServer, *gateways: Gateway) -> list[int]:
@@ -81,7 +81,7 @@ def held(port: int, holder: Holder, *headers: str) -> Iterator[Connection]:
 # The server is up ---------------------------------------------------------------------------
 
 
-def test_a_server_that_is_full_says_so_and_when_to_come_again(gateway_binary, holder):
+def test_a_full_server_refuses_with_retry_after(gateway_binary, holder):
     text = "server is overloaded: 1 requests inside and 0 waiting (queue_size); try again later."
     full = fail(3004, text, 503, retry_after="1")
     settings = {"worker_num": 1, "queue_size": 0}
@@ -112,7 +112,7 @@ def test_the_servers_own_deadline_counts_too(gateway_binary, holder):
             holder.release()
 
 
-def test_the_gateways_deadline_is_for_callers_who_give_none(gateway_binary, holder):
+def test_the_deadline_of_the_gateway_applies_to_requests_without_one(gateway_binary, holder):
     with (
         conformance_server(holder) as server,
         gateway_before(
@@ -126,7 +126,7 @@ def test_the_gateways_deadline_is_for_callers_who_give_none(gateway_binary, hold
             assert connection.answer().json["err_no"] == 0
 
 
-def test_a_caller_who_leaves_frees_its_place(gateway_binary, holder):
+def test_a_disconnect_frees_the_place_of_its_request(gateway_binary, holder):
     with (
         conformance_server(holder) as server,
         gateway_before(gateway_binary, both_ports(server)) as gateway,
@@ -194,7 +194,7 @@ def answers_of(gateway: Gateway, body: bytes) -> Any:
 # The server goes ----------------------------------------------------------------------------
 
 
-def test_a_server_that_drains_answers_what_it_has_begun(gateway_binary, holder):
+def test_a_draining_server_answers_its_started_requests(gateway_binary, holder):
     server = conformance_server(holder).start()
     with contextlib.ExitStack() as stack:
         stack.callback(server.stop)
@@ -226,7 +226,7 @@ def test_a_server_drains_with_its_own_gateway_in_front(gateway_binary, holder):
         stopping.join()
 
 
-def test_what_is_cut_off_is_told_so_in_the_same_words(gateway_binary, holder):
+def test_interrupted_requests_get_the_same_error_everywhere(gateway_binary, holder):
     received = []
     for http_server, way in (("embedded", 0), ("embedded", 1), ("embedded", 2), ("gateway", 0)):
         settings = {"stop_grace_period": 0, "http_server": http_server}
@@ -247,7 +247,7 @@ def test_what_is_cut_off_is_told_so_in_the_same_words(gateway_binary, holder):
 
 
 @pytest.mark.parametrize("knows_http", [True, False])
-def test_without_a_server_callers_are_told_and_with_it_they_are_served(
+def test_without_a_server_clients_get_an_error_and_are_served_after_its_start(
     gateway_binary, holder, knows_http
 ):
     rpc_port, http_port = free_port(), free_port()
@@ -263,7 +263,7 @@ def test_without_a_server_callers_are_told_and_with_it_they_are_served(
             run_dialogue(gateway.port, nobody)
 
 
-def test_without_a_server_what_is_wrong_is_told_by_the_gateway(gateway_binary):
+def test_without_a_server_invalid_requests_are_refused_by_the_gateway(gateway_binary):
     """As far as it can tell: what is wrong with the request is not the server's to say."""
     with gateway_before(gateway_binary, f"127.0.0.1:{free_port()}/{free_port()}") as gateway:
         run_dialogue(gateway.port, (ask(method="GET", path="/conf/echo"), fail(
@@ -272,7 +272,7 @@ def test_without_a_server_what_is_wrong_is_told_by_the_gateway(gateway_binary):
             run_dialogue(gateway.port, (ask(method="GET", path=path), unavailable("")))
 
 
-def test_of_several_servers_those_that_are_up_answer(gateway_binary, holder):
+def test_of_several_servers_the_available_ones_answer(gateway_binary, holder):
     with (
         conformance_server(holder) as one,
         conformance_server(holder) as other,
@@ -312,12 +312,12 @@ PAIR, PAIRED = b'{"key": ["a"], "value": ["1"]}', answers(key=["a"], value=["1"]
 def processes(tmp_path: Path, count: int) -> Iterator[list[Served]]:
     """Servers that are processes of their own."""
     with contextlib.ExitStack() as stack:
-        found = []
+        collected = []
         for number in range(count):
             folder = tmp_path / str(number)
             folder.mkdir()
-            found.append(stack.enter_context(contextlib.closing(Served(folder, SCRIPT, {}))))
-        yield [served.wait_until_ready() for served in found]
+            collected.append(stack.enter_context(contextlib.closing(Served(folder, SCRIPT, {}))))
+        yield [served.wait_until_ready() for served in collected]
 
 
 def address_of(served: Served) -> str:
@@ -339,7 +339,7 @@ def test_a_server_that_is_frozen_is_not_waited_for(gateway_binary, tmp_path):
         run_dialogue(gateway.port, (ask(PAIR), PAIRED))
 
 
-def test_what_a_server_was_given_before_it_died_is_given_to_no_other(gateway_binary, tmp_path):
+def test_a_request_of_a_dead_server_is_not_sent_to_another(gateway_binary, tmp_path):
     with processes(tmp_path, 2) as servers, contextlib.ExitStack() as stack:
         gateway = stack.enter_context(gateway_before(gateway_binary, *map(address_of, servers)))
         gateway.wait_until_ready(backends=2)

@@ -66,9 +66,9 @@ def pair(gateway_binary: Path, module_logs: None) -> Iterator[Pair]:
     ):
         gateway.wait_until_ready()
         assert server.http_port is not None
-        found = Pair(server.http_port, gateway.port)
-        yield found
-        found.close()
+        result = Pair(server.http_port, gateway.port)
+        yield result
+        result.close()
 
 
 def assert_alike(pair: Pair, body: bytes, *headers: str, **more: str) -> Answer:
@@ -288,7 +288,7 @@ messages = st.builds(
 
 @look
 @given(messages, st.booleans())
-def test_messages_come_back_alike_and_as_they_were(pair, message, in_its_own_names):
+def test_messages_are_returned_equal_and_unchanged(pair, message, in_its_own_names):
     body = json_format.MessageToJson(message, preserving_proto_field_name=in_its_own_names)
     answer = assert_alike(pair, body.encode())
     assert answer.status == 200

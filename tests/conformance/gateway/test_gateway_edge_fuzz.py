@@ -19,18 +19,18 @@ CASES = range(7_000_000, 7_000_150)
 
 @pytest.fixture(scope="module")
 def ports(gateway_binary, module_logs) -> Iterator[Ports]:
-    with edges() as found:
-        yield found
+    with edges() as result:
+        yield result
 
 
 def test_both_edges_answer_alike(ports):
-    found = asyncio.run(run(ports, CASES, math.inf))
-    assert found.findings == []
+    result = asyncio.run(run(ports, CASES, math.inf))
+    assert result.findings == []
     kinds = {"HTTP/1.1", "HTTP/1.1, wounded", "HTTP/2", "gRPC"}
-    assert all(found.played[kind] for kind in kinds), found.played
+    assert all(result.played[kind] for kind in kinds), result.played
 
 
-def test_an_edge_that_answers_otherwise_is_found(ports):
+def test_the_fuzzer_reports_an_edge_with_other_answers(ports):
     """The port of the embedded gRPC does not speak HTTP: every answer there differs."""
     wrong = dataclasses.replace(ports, gateway=ports.door_grpc)
     assert asyncio.run(run(wrong, CASES, math.inf, stops=True)).findings
@@ -49,7 +49,7 @@ ANSWER = Answer(200, {"content-type": "application/json"}, b'{"err_no": 0}')
         Answer(0, {}, b"noise"),
     ],
 )
-def test_answers_that_differ_are_told(other):
+def test_different_answers_are_reported(other):
     ours = Heard((ANSWER,), True)
     assert difference(ours, Heard((ANSWER,), True), CASE) == ""
     assert difference(ours, Heard((other,), True), CASE)

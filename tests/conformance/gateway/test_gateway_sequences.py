@@ -106,7 +106,7 @@ def _without_ids(heard: list) -> list:
     return json.loads(re.sub(r"data_id=\d+", "data_id=", json.dumps(heard)))
 
 
-def test_a_clients_sequence_goes_through_a_gateway(ports, server):
+def test_a_clients_sequence_passes_a_gateway(ports, server):
     port = ports["gateway"]
     with PipelineClient() as client:
         client.connect(f"http://127.0.0.1:{port}/svc")
@@ -116,7 +116,7 @@ def test_a_clients_sequence_goes_through_a_gateway(ports, server):
     wait_until(lambda: server.executor.state().ops[0].sequences.live == 0)
 
 
-def test_several_backends_are_asked_in_turn(gateway_binary, server):
+def test_several_backends_are_used_in_turn(gateway_binary, server):
     """No stickiness: who says its sequence by way of several servers is refused, see limits.md."""
     with (
         counting() as other,

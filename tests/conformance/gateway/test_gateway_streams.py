@@ -44,9 +44,9 @@ def ports(gateway_binary: Path, stage: Stage, module_logs: None) -> Iterator[dic
 
 @pytest.fixture(params=PLACES)
 def port(request: pytest.FixtureRequest, ports: dict[str, int | None]) -> int:
-    found = ports[request.param]
-    assert found is not None
-    return found
+    result = ports[request.param]
+    assert result is not None
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ def test_no_parts(port):
         "text/event-stream;q=0.1, */*",
     ],
 )
-def test_who_asks_plainly_gets_the_parts_combined(port, accept):
+def test_a_unary_request_gets_the_parts_combined(port, accept):
     with asked(port, accept, n=3) as heard:
         assert heard.kind == "application/json"
         assert texts([json.loads(heard.response.read())]) == ["012"]
@@ -115,7 +115,7 @@ def test_large_parts(port, size):
     assert last == END
 
 
-def test_a_connection_goes_on_behind_a_stream(port):
+def test_a_connection_continues_after_a_stream(port):
     connection = HTTPConnection("127.0.0.1", port, timeout=30)
     for accept in ("*/*", EVENTS, "*/*", LINES, EVENTS):
         connection.request("POST", "/svc/prediction", body_of(n=2), {"Accept": accept})
@@ -159,10 +159,10 @@ def test_http_1_0_has_no_chunks(port):
 def test_a_refusal_is_that_of_the_plain_door(port, accept, changes, status, err_no):
     with asked(port, accept, **{"n": 2, **changes}) as heard:
         assert (heard.status, heard.kind) == (status, "application/json")
-        told = json.loads(heard.response.read())
-    assert told["err_no"] == err_no
+        reported = json.loads(heard.response.read())
+    assert reported["err_no"] == err_no
     with asked(port, None, **{"n": 2, **changes}) as heard:
-        assert (heard.status, json.loads(heard.response.read())) == (status, told)
+        assert (heard.status, json.loads(heard.response.read())) == (status, reported)
 
 
 def test_a_foreign_page_is_refused(port):
@@ -174,34 +174,34 @@ def test_a_foreign_page_is_refused(port):
 def test_an_error_is_the_last_event(port, at):
     with asked(port, EVENTS, n=4, fail=at) as heard:
         assert heard.status == 200
-        *parts, (name, told) = heard.events()
+        *parts, (name, reported) = heard.events()
     assert texts([part for _, part in parts]) == ["0", "1"][:at]
     assert name == "error"
-    assert told["err_no"] != 0
-    assert "no more" in told["err_msg"]
+    assert reported["err_no"] != 0
+    assert "no more" in reported["err_msg"]
 
 
 @pytest.mark.parametrize("at", [0, 2])
 def test_an_error_is_the_last_line(port, at):
     with asked(port, LINES, n=4, fail=at) as heard:
-        *parts, told = [json.loads(line) for line in heard.lines()]
+        *parts, reported = [json.loads(line) for line in heard.lines()]
     assert texts(parts) == ["0", "1"][:at]
-    assert "no more" in told["err_msg"]
+    assert "no more" in reported["err_msg"]
 
 
 @pytest.mark.parametrize("at", [0, 1])
 def test_the_deadline_ends_a_stream(port, at):
     with asked(port, EVENTS, n=2, hold=at, headers={"Grpc-Timeout": "150m"}) as heard:
-        *parts, (name, told) = heard.events()
+        *parts, (name, reported) = heard.events()
     assert len(parts) <= at, "fewer where a busy machine lets it pass before"
-    assert (name, told["err_no"]) == ("error", 6000)
+    assert (name, reported["err_no"]) == ("error", 6000)
 
 
 def test_a_part_that_is_too_large_for_json_ends_the_stream(ports, stage):
     with asked(ports["door"], EVENTS, n=3, size=17 * 2**20) as heard:
-        (name, told), *more = heard.events()
+        (name, reported), *more = heard.events()
     assert (name, more) == ("error", [])
-    assert "max_json_bytes" in told["err_msg"]
+    assert "max_json_bytes" in reported["err_msg"]
 
 
 def test_other_methods_have_no_streams(port):
@@ -214,9 +214,9 @@ def test_other_methods_have_no_streams(port):
 def test_a_gateway_before_a_grpc_port_alone_has_no_streams(ports):
     with asked(ports["blind"], EVENTS, n=2) as heard:
         assert (heard.status, heard.kind) == (501, "application/json")
-        told = json.loads(heard.response.read())
-    assert told["err_no"] == 3000
-    assert "HTTP port" in told["err_msg"]
+        reported = json.loads(heard.response.read())
+    assert reported["err_no"] == 3000
+    assert "HTTP port" in reported["err_msg"]
     with asked(ports["blind"], None, n=2) as heard:
         assert texts([json.loads(heard.response.read())]) == ["01"]
 
@@ -224,14 +224,14 @@ def test_a_gateway_before_a_grpc_port_alone_has_no_streams(ports):
 # Callers that are slow, or gone -------------------------------------------------------------
 
 
-def test_the_generator_of_a_caller_who_leaves_is_closed(port, stage, gate):
+def test_a_disconnect_closes_the_generator(port, stage, gate):
     closed = stage.closed
     with asked(port, EVENTS, n=10**9) as heard:
         heard.line()
     wait_until(lambda: stage.closed == closed + 1)
 
 
-def test_a_caller_may_leave_while_nothing_is_sent(port, stage, gate):
+def test_a_client_may_disconnect_while_no_part_is_sent(port, stage, gate):
     closed = stage.closed
     with asked(port, EVENTS, n=10**9, hold=1) as heard:
         heard.line()
@@ -263,10 +263,10 @@ def test_a_slow_reader_stops_the_generator(port, stage):
 def test_heartbeats(port, gate, monkeypatch, at):
     monkeypatch.setattr(Pairs, "heartbeat_s", 0.01)
     with asked(port, EVENTS, n=2, hold=at) as heard:
-        found: list[str] = []
-        while found.count(": heartbeat") < 3:  # some may come before the part
-            found.append(heard.line())
-        assert len(found) <= 3 + at
+        collected: list[str] = []
+        while collected.count(": heartbeat") < 3:  # some may come before the part
+            collected.append(heard.line())
+        assert len(collected) <= 3 + at
         gate()
         assert heard.events()[-1] == END
 

@@ -84,7 +84,7 @@ def test_a_batch_is_one_execution_of_its_size(served):
 
 
 @pytest.mark.parametrize("stage", ["preprocess", "process", "postprocess"])
-def test_what_fails_in_a_batch_is_counted_for_itself(served, stage):
+def test_a_failure_in_a_batch_is_counted_separately(served, stage):
     spoilt = {f"batched.{stage}": "code 77"}
     with served.moves() as moved:
         answers = send_batch(served, "batched", {}, spoilt, {}, spoilt)
@@ -96,7 +96,7 @@ def test_what_fails_in_a_batch_is_counted_for_itself(served, stage):
     assert moved["svc"] == model(3, 1, 1, 1, **{reason: 2})
 
 
-def test_a_batch_in_which_nobody_succeeds_is_no_execution(served):
+def test_a_batch_without_successes_is_not_an_execution(served):
     spoilt = {"batched.preprocess": "code 77"}
     with served.moves() as moved:
         send_batch(served, "batched", spoilt, spoilt, spoilt, spoilt)
@@ -119,7 +119,7 @@ def test_an_error_of_user_code_is_one_failure_at_its_op_and_at_the_pipeline(serv
 # Workers that are lost, or hang -------------------------------------------------------------------
 
 
-def test_a_batch_that_is_tried_again_after_its_worker_was_killed_counts_once(served):
+def test_a_batch_repeated_after_a_kill_counts_once(served):
     with served.moves() as moved:
         with served.held("worked.preprocess") as held:
             ((pid, call),) = held.items()
@@ -181,7 +181,7 @@ def test_attempts_at_an_op_are_one_pass(served):
 # Callers that leave -------------------------------------------------------------------------------
 
 
-def test_what_a_caller_left_is_cancelled_where_it_waits_and_finished_where_it_runs(served):
+def test_a_cancelled_request_is_dropped_where_it_waits_and_finished_where_it_runs(served):
     with served.moves() as moved, served.held("slow.preprocess") as held:
         (running,) = held.values()
         waiting = served.send({"x": "1"})
@@ -207,7 +207,7 @@ def test_an_http_caller_that_hangs_up_has_cancelled(served):
     assert moved["svc"] == model(1, 1, CANCELED=1)
 
 
-def test_what_waits_when_its_time_is_over_is_rejected(served):
+def test_a_request_that_waits_at_its_deadline_is_rejected(served):
     with served.moves() as moved:
         with (
             served.held("front.preprocess") as held,
@@ -222,7 +222,7 @@ def test_what_waits_when_its_time_is_over_is_rejected(served):
 # A full server, and requests that start again ----------------------------------------------------
 
 
-def test_what_a_full_server_refuses_is_rejected_and_counted_nowhere_else(serve):
+def test_a_request_refused_by_a_full_server_is_counted_as_rejected_only(serve):
     served = serve(worker_num=1, queue_size=1)
     with served.moves() as moved:
         with served.held("tail.preprocess") as held:
@@ -239,7 +239,7 @@ def test_what_a_full_server_refuses_is_rejected_and_counted_nowhere_else(serve):
     assert moved.seen.models == dict.fromkeys(("svc", *OPS), model(2, 1, 1))
 
 
-def test_a_request_that_starts_again_passes_its_ops_again_and_is_one_request(serve):
+def test_a_restarted_request_passes_its_ops_again_and_is_one_request(serve):
     served = serve(dag={"retry": 2})
     names = [next(unique) for _ in range(2)]
     with served.moves() as moved:
@@ -293,7 +293,7 @@ def send_mixed(served: CountingServer, number: int) -> bool:
         return (connection.answer().json["err_no"] == 0) == is_good
 
 
-def test_whatever_is_asked_every_request_is_somewhere_at_any_time(serve):
+def test_each_request_is_counted_in_one_state_at_any_time(serve):
     served = serve()
     expected = Counter(mixed(number)[1] for number in range(REQUESTS))
     with served.moves() as moved, ThreadPoolExecutor(CALLERS) as callers:
@@ -301,7 +301,7 @@ def test_whatever_is_asked_every_request_is_somewhere_at_any_time(serve):
         while check_flow(metrics(served.http_port)) < REQUESTS:
             for found in over_http(served.http_port):
                 check_form(found)
-        assert all(each.result() for each in sent)
+        assert all(item.result() for item in sent)
     assert moved["svc"].success == moved["tail"].success == expected[True]
     assert moved["svc"].failed.total() == expected[False]
     assert set(moved["svc"].failed) == {"BACKEND", "PRODUCT"}
@@ -325,8 +325,8 @@ def leave(served: CountingServer, number: int) -> None:
 def test_callers_that_leave_at_any_time_are_counted_once(served):
     with served.moves() as moved, ThreadPoolExecutor(CALLERS) as callers:
         left = [callers.submit(leave, served, number) for number in range(REQUESTS)]
-        for each in left:
-            each.result()
+        for item in left:
+            item.result()
     assert moved["svc"].success + moved["svc"].failed.total() == moved.seen.accepted <= REQUESTS
     assert set(moved["svc"].failed) <= {"CANCELED", "REJECTED"}
     coming = moved.seen.accepted

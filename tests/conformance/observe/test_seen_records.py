@@ -52,7 +52,7 @@ def ends_well(served: CountingServer) -> None:
 # Tracer and profile -------------------------------------------------------------------------------
 
 
-def test_the_tracer_tells_of_every_request_once(serve):
+def test_the_tracer_reports_each_request_once(serve):
     served = serve(dag={"tracer": {"interval_s": 1}})
     assert ask_mixed(served) == 6
     served.wait_for(lambda: "TRACER" in served.text("PipelineServingLogs/pipeline.tracer"))
@@ -67,7 +67,7 @@ def test_the_tracer_tells_of_every_request_once(serve):
     assert all("Query count" in block or "Op(" in block for block in blocks), "none is idle"
 
 
-def test_profile_lines_on_stderr_are_what_the_statistics_counted(serve):
+def test_profile_lines_on_stderr_match_the_statistics(serve):
     served = serve(dag={"use_profile": True, "profile_per_s": 0})
     failed = ask_mixed(served)
     assert served.ask({"worked.preprocess": "exit 3"}).err_no
@@ -80,12 +80,12 @@ def test_profile_lines_on_stderr_are_what_the_statistics_counted(serve):
     for name, counted in seen.models.items():
         if name != "svc":
             turns = profile.spans[profile.spans["op"] == profile.names.index(name)]
-            ended = Counter(Outcome(each).name for each in turns["outcome"].tolist())
+            ended = Counter(Outcome(item).name for item in turns["outcome"].tolist())
             assert ended.pop("OK", 0) == counted.success, name
             assert ended == counted.failed, name
 
 
-def test_analyse_reads_what_a_real_server_wrote(serve):
+def test_analyse_reads_the_profile_of_a_real_server(serve):
     served = serve(dag={"use_profile": True})
     ask_mixed(served)
     ends_well(served)
@@ -133,7 +133,7 @@ def check_profile(text: str, ops: tuple[str, ...] = OPS) -> None:
 
 
 @pytest.mark.parametrize("statistics", [True, False])
-def test_a_caller_gets_the_profile_of_its_own_request(serve, capsys, statistics):
+def test_a_client_gets_the_profile_of_its_own_request(serve, capsys, statistics):
     served = serve(statistics=statistics)
     with ThreadPoolExecutor(1) as other:
         others = other.submit(ask_mixed, served)
@@ -153,7 +153,7 @@ def test_a_caller_gets_the_profile_of_its_own_request(serve, capsys, statistics)
 # Over HTTP, while it works ------------------------------------------------------------------------
 
 
-def test_the_page_and_a_trace_tell_the_same_while_it_works(serve):
+def test_the_page_and_a_trace_agree_under_load(serve):
     served = serve()
     with ThreadPoolExecutor(2) as others:
         tracing = others.submit(fetched, served.http_port, "/trace.json?seconds=1")
@@ -180,11 +180,11 @@ def test_the_page_and_a_trace_tell_the_same_while_it_works(serve):
     assert len(status["slowest"]) == 10
 
 
-def test_counters_only_grow_also_on_the_port_of_their_own(serve):
+def test_counters_only_grow_on_their_own_port(serve):
     served = serve(dag={"enable_prometheus": True, "prometheus_port": 0})
-    found = re.search(r"metrics on port (\d+)", served.text("stderr"))
-    assert found
-    port, before = int(found[1]), {}
+    match = re.search(r"metrics on port (\d+)", served.text("stderr"))
+    assert match
+    port, before = int(match[1]), {}
     for _ in range(5):
         ask_mixed(served, 20)
         now = metrics(port)
@@ -226,7 +226,7 @@ def status_of(port: int, path: str) -> int:
         ({"status_page": False}, [200, 404, 404, 404, 200]),
     ],
 )
-def test_what_is_switched_off_says_so_and_the_rest_is_there(serve, config, statuses):
+def test_a_disabled_feature_is_reported_and_others_work(serve, config, statuses):
     served = serve(**config)
     assert ask_mixed(served) == 6
     paths = ("/v2/models/stats", "/trace.json?seconds=0.1", "/status.json", "/", "/metrics")
@@ -294,11 +294,11 @@ def started(folder: Path, stderr: int | None) -> subprocess.Popen[bytes]:
 def http_port_in_log(folder: Path) -> int:
     log = folder / "PipelineServingLogs" / "pipeline.log"
 
-    def found() -> re.Match[str] | None:
+    def port_in_log() -> re.Match[str] | None:
         return re.search(r"HTTP on port (\d+)", log.read_text() if log.exists() else "")
 
-    wait_until(lambda: found() is not None, PATIENCE_S)
-    ready = found()
+    wait_until(lambda: port_in_log() is not None, PATIENCE_S)
+    ready = port_in_log()
     assert ready
     return int(ready[1])
 
@@ -336,7 +336,7 @@ def threads() -> set[str]:
 
 
 @pytest.mark.usefixtures("open_files")
-def test_a_server_that_watches_everything_leaves_no_thread_and_no_file(monkeypatch):
+def test_a_server_with_all_observers_leaves_no_thread_and_no_file(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     before = threads()
     for _ in range(2):

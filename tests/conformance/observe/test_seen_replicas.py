@@ -59,12 +59,12 @@ def check_each_copy(samples: Samples) -> None:
 
 
 def successes(found: list[Mapping[str, Any]]) -> dict[str, int]:
-    for each in found:
-        check_form(each)
-    return {each["name"]: each["inference_stats"]["success"]["count"] for each in found}
+    for item in found:
+        check_form(item)
+    return {entry["name"]: entry["inference_stats"]["success"]["count"] for entry in found}
 
 
-def test_the_copies_add_up_wherever_one_asks(served):
+def test_replicas_are_summed_for_each_query(served):
     with served.moves() as moved:
         ask_often(served, 40)
         for _ in range(5):
@@ -81,7 +81,7 @@ def test_the_copies_add_up_wherever_one_asks(served):
     assert all(shares), "connections are shared out"
 
 
-def test_what_was_shown_of_a_copy_stays_when_it_is_killed(served):
+def test_counts_of_a_killed_replica_remain(served):
     ask_often(served, 20)
     with served.held("slow.preprocess") as held:
         ((victim, call),) = held.items()
@@ -93,9 +93,9 @@ def test_what_was_shown_of_a_copy_stays_when_it_is_killed(served):
         served.wait_for(lambda: f"(pid {victim}) was killed by SIGKILL" in served.log)
     served.wait_for(lambda: copies_in(tried(served)) == {"0", "1"})
     served.wait_for(served.is_ready)
-    found = over_http(served.http_port)
-    assert successes(found) == shown
-    assert over_grpc(served.rpc_port) == found
+    result = over_http(served.http_port)
+    assert successes(result) == shown
+    assert over_grpc(served.rpc_port) == result
     check_each_copy(metrics(served.http_port))
     ask_often(served, 10)
     more = successes(over_http(served.http_port))
@@ -109,7 +109,7 @@ def tried(served: CountingServer) -> Samples:
     return {}
 
 
-def test_copies_that_watch_everything_tell_of_all_requests_and_end(tmp_path):
+def test_replicas_with_all_observers_report_all_requests_and_end(tmp_path):
     port = free_port()
     dag = {
         "tracer": {"interval_s": 1},

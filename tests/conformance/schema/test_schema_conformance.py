@@ -112,15 +112,15 @@ def servers(gateway_binary: Path, module_logs: None) -> Iterator[dict[str, Pipel
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
-def test_each_door_says_what_the_table_says_and_the_gateway_what_the_server_says(
+def test_each_frontend_answers_as_in_the_table_with_and_without_gateway(
     servers: dict[str, PipelineServer], door: Door, case: Case
 ):
     if door in AS_TENSORS and not case.is_tensors:
         with pytest.raises(LookupError):
             door(servers["embedded"], case.values)
         return
-    found = case.as_text if door in AS_TEXT else case.as_tensor if door in AS_TENSORS else ""
-    wanted = case.expected + (found or case.found)
+    as_text = case.as_text if door in AS_TEXT else case.as_tensor if door in AS_TENSORS else ""
+    wanted = case.expected + (as_text or case.found)
     for edge in EDGES:
         err_no, text = door(servers[edge], case.values)
         assert (text, err_no or case.err_no) == (wanted, case.err_no), edge

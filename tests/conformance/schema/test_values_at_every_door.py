@@ -65,7 +65,7 @@ def echoes(gateway_binary: Path, module_logs: None) -> Iterator[dict[str, str]]:
 @pytest.mark.parametrize("place", ["lane", "routes", "gateway"])
 @given(fields=PLAIN)
 @few
-def test_a_value_of_json_goes_in_and_comes_out(echoes, place, accept, fields):
+def test_a_value_of_json_is_returned_unchanged(echoes, place, accept, fields):
     assert same(plain(echoes[place], fields, accept), fields)
 
 
@@ -127,7 +127,7 @@ def elements(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
 
 def arrays(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
     rows = st.lists(st.tuples(elements(dtype), elements(dtype)), min_size=1, max_size=3)
-    return rows.map(lambda found: np.array(found, dtype))
+    return rows.map(lambda result: np.array(result, dtype))
 
 
 ONE_OF_EACH = st.fixed_dictionaries({name: arrays(dtype) for name, dtype in NUMBERS.items()})
@@ -136,7 +136,7 @@ ONE_OF_EACH = st.fixed_dictionaries({name: arrays(dtype) for name, dtype in NUMB
 @pytest.mark.parametrize("door", [*AS_TEXT, *AS_TENSORS, *AS_JSON], ids=lambda door: door.__name__)
 @given(sent=ONE_OF_EACH)
 @few
-def test_an_array_of_each_dtype_comes_to_an_op_as_it_was_sent(servers, door: Door, sent):
+def test_an_array_of_each_dtype_reaches_an_op_unchanged(servers, door: Door, sent):
     if door is v2_http:
         with pytest.raises(LookupError):
             door(servers["embedded"], sent)
@@ -150,7 +150,7 @@ def test_an_array_of_each_dtype_comes_to_an_op_as_it_was_sent(servers, door: Doo
 @pytest.mark.parametrize("edge", EDGES)
 @given(sent=ONE_OF_EACH)
 @few
-def test_an_array_of_each_dtype_comes_out_as_lists(servers, edge, sent):
+def test_an_array_of_each_dtype_is_returned_as_lists(servers, edge, sent):
     lists = {name: array.tolist() for name, array in sent.items()}
     url = f"http://127.0.0.1:{servers[edge].http_port}/api/{NAME}"
     answer = plain(url, {**lists, "wants_arrays": True})

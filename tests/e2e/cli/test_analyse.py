@@ -54,7 +54,7 @@ def profiled(folder: Path, config: dict[str, Any], requests: int) -> Analyst:
     return Analyst(folder / "stderr")
 
 
-def test_a_profile_of_a_real_server_tells_of_every_request_and_worker(tmp_path):
+def test_a_profile_of_a_real_server_has_all_requests_and_workers(tmp_path):
     config = {"dag": {"use_profile": True}, "op": {"second": {"workers": "process"}}}
     analyst = profiled(tmp_path, config, 20)
     figures = analyst.figures
@@ -69,7 +69,7 @@ def test_a_profile_of_a_real_server_tells_of_every_request_and_worker(tmp_path):
     assert len(arrows) == 20 * (1 + 3 + 1)
 
 
-def test_a_sample_of_a_real_server_stands_for_what_it_does_not_tell(tmp_path):
+def test_a_sample_of_a_real_server_represents_all_requests(tmp_path):
     analyst = profiled(tmp_path, {"dag": {"use_profile": True, "profile_per_s": 2}}, 40)
     figures = analyst.figures
     assert figures.told < 40

@@ -29,7 +29,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("pipeline callers add --r", {"--roles"}),
     ],
 )
-def test_bash_offers_what_fits(words, offered, capsys):
+def test_bash_offers_matching_words(words, offered, capsys):
     main(["completion", "bash"])
     script = capsys.readouterr().out + ASK.format(words=words)
     done = subprocess.run(

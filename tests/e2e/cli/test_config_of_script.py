@@ -50,7 +50,7 @@ def test_constructors_win_over_the_file_and_the_command_line_over_them(folder):
     assert origins["concurrency"] == origins["timeout"] == "constructor of Op 'bow'"
 
 
-def test_a_configuration_that_is_no_file_is_refused(folder):
+def test_a_configuration_that_is_not_a_file_is_refused(folder):
     (folder / "script.py").write_text(SCRIPT.replace("CONFIG", 'yml_dict={"rpc_port": 0}'))
     done = python(folder, *SHOW)
     assert (done.returncode, done.stdout) == (1, "")

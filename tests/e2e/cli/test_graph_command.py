@@ -118,7 +118,7 @@ PipelineServer().set_response_op(ResponseOp(b))
 """
 
 
-def test_what_is_wrong_with_the_graph_is_told_with_its_line(tmp_path):
+def test_an_error_of_the_graph_has_its_line(tmp_path):
     (tmp_path / "cycle.py").write_text(CYCLE)
     done = run(tmp_path, "cycle.py")
     assert (done.stdout, done.returncode) == ("", 1)
@@ -140,7 +140,7 @@ def test_what_is_wrong_with_the_graph_is_told_with_its_line(tmp_path):
         ),
     ],
 )
-def test_a_script_that_serves_nothing(tmp_path, script, status, text):
+def test_a_script_without_a_server_is_refused(tmp_path, script, status, text):
     (tmp_path / "script.py").write_text(script)
     done = run(tmp_path, "script.py")
     assert (done.stdout, done.returncode) == ("", status)
@@ -162,7 +162,7 @@ def test_a_script_that_is_not_there_is_named(capsys):
         (["x.py", "--format", "svg"], "invalid choice: 'svg'"),
     ],
 )
-def test_a_wrong_graph_command_says_what_is_wrong(arguments, text, capsys):
+def test_an_invalid_graph_command_is_refused(arguments, text, capsys):
     with pytest.raises(SystemExit, match="2"):
         graph(arguments)
     assert text in capsys.readouterr().err
@@ -192,7 +192,7 @@ op:
 """
 
 
-def test_all_that_is_wrong_is_told_at_once(in_tmp, capsys):
+def test_all_errors_are_reported_at_once(in_tmp, capsys):
     (in_tmp / "config.yml").write_text(BAD)
     assert check(["config.yml"]) == 1
     out = capsys.readouterr().out.splitlines()
@@ -225,7 +225,7 @@ op:
 """
 
 
-def test_what_is_odd_is_a_warning_and_an_error_if_that_is_asked_for(in_tmp, capsys):
+def test_an_unusual_value_is_a_warning_or_with_strict_an_error(in_tmp, capsys):
     folder = in_tmp / "inner"
     (folder / "also_here").mkdir(parents=True)
     (folder / "here.prototxt").write_text("")
@@ -256,7 +256,7 @@ def test_one_bad_file_of_several_is_enough(in_tmp, capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--strict"], ["--all", "config.yml"]])
-def test_a_wrong_check_command_says_what_is_wrong(arguments, capsys):
+def test_an_invalid_check_command_is_refused(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         check(arguments)
     assert "usage: pipeline check" in capsys.readouterr().err

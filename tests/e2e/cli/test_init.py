@@ -37,9 +37,9 @@ def port(folder) -> Iterator[str]:
         wait_until(
             lambda: "is ready" in stderr.read_text() or process.poll() is not None, PATIENCE_S
         )
-        found = re.search(r"HTTP on port (\d+)", stderr.read_text())
-        assert found, stderr.read_text()
-        yield found[1]
+        match = re.search(r"HTTP on port (\d+)", stderr.read_text())
+        assert match, stderr.read_text()
+        yield match[1]
     finally:
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
@@ -75,13 +75,13 @@ def test_it_is_in_order(folder):
         ),
     ],
 )
-def test_it_is_asked(folder, port, path, options, answer):
+def test_the_new_service_answers(folder, port, path, options, answer):
     done = pipeline(folder, "client", f":{port}{path}", *options, "name=Anna")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == answer
 
 
-def test_it_is_asked_as_triton_is(folder, port):
+def test_the_new_service_answers_triton_requests(folder, port):
     done = pipeline(folder, "client", f"localhost:{port}/v2/models/hello", "name=Anna")
     assert json.loads(done.stdout)["outputs"][0]["data"] == ["Hello, Anna!"]
 
@@ -99,10 +99,12 @@ def test_it_is_measured(folder, port):
     options = ["--seconds", "0.3", "--warmup", "0.1", "--concurrency", "2", "--json"]
     done = pipeline(folder, "bench", f":{port}/hello", *options, "name=Anna")
     assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert found["requests"] > 0
-    assert found["failed"] == 0
-    assert 0 < found["p50_ms"] <= found["p90_ms"] <= found["p99_ms"] <= found["longest_ms"]
+    document = json.loads(done.stdout)
+    assert document["requests"] > 0
+    assert document["failed"] == 0
+    assert (
+        0 < document["p50_ms"] <= document["p90_ms"] <= document["p99_ms"] <= document["longest_ms"]
+    )
 
 
 def test_a_measurement_of_errors_fails(folder, port):

@@ -57,9 +57,9 @@ class Developed:
 
     @property
     def ports(self) -> tuple[int, int]:
-        found = re.search(r"gRPC on port (\d+), HTTP on port (\d+)", self.stderr)
-        assert found
-        return int(found[1]), int(found[2])
+        match = re.search(r"gRPC on port (\d+), HTTP on port (\d+)", self.stderr)
+        assert match
+        return int(match[1]), int(match[2])
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_no_request_fails_while_a_server_follows_its_files(developed, tmp_path):
     assert not family_of(developed.folder)
 
 
-def test_a_server_that_cannot_start_is_waited_for_and_one_that_is_killed_takes_it_along(tmp_path):
+def test_a_server_that_cannot_start_is_waited_for_and_killed_processes_leave_none(tmp_path):
     developed = Developed(tmp_path, "raise SystemExit(3)")
     try:
         developed.wait_for("the server could not start (status 3); waiting for a change")

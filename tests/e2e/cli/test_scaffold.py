@@ -32,7 +32,7 @@ def in_shell(folder: Path) -> dict[str, str]:
     return {**os.environ, "PWD": str(folder)}
 
 
-def test_the_library_comes_from_a_file_whose_hash_is_compared(service, tmp_path):
+def test_the_library_is_a_file_with_a_checked_hash(service, tmp_path):
     lines = (service / "requirements.txt").read_text().splitlines()
     (named,) = [LINE.fullmatch(line) for line in lines if not line.startswith("#")]
     data = (service / "wheels" / named[1]).read_bytes()

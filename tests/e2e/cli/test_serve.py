@@ -48,7 +48,7 @@ def test_options_win_over_the_file_and_the_script(tmp_path):
     assert done.stdout == "__main__ [] :: 8080 8081\n9 5\n"
 
 
-def test_a_wrong_configuration_is_told_without_a_traceback(tmp_path):
+def test_an_invalid_configuration_is_reported_without_a_traceback(tmp_path):
     done = python(tmp_path, "-m", "pipeline", "serve", "--set", "op.bow.concurrency=x")
     assert (done.stdout, done.returncode) == ("", 1)
     assert done.stderr == (
@@ -71,7 +71,7 @@ server.prepare_server("config.yml")
 """
 
 
-def test_scripts_whose_ops_share_a_name_are_not_served_together(tmp_path):
+def test_scripts_with_ops_of_one_name_cannot_be_served_together(tmp_path):
     for name in ("chat", "embed"):
         (tmp_path / f"{name}.py").write_text(PART.format(name=name, op="model"))
     done = python(tmp_path, "-m", "pipeline", "serve", "chat.py", "embed.py")
@@ -91,7 +91,7 @@ def test_a_script_that_makes_no_server_is_named(tmp_path):
     assert done.stderr.startswith("pipeline serve: embed.py runs no server, and makes 0")
 
 
-def test_what_only_the_first_configuration_can_say_is_told(tmp_path):
+def test_keys_of_later_configurations_without_effect_are_reported(tmp_path):
     for name in ("chat", "embed"):
         folder = tmp_path / name
         folder.mkdir()

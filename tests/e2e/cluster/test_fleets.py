@@ -68,13 +68,13 @@ class Load:
         self._port = port
         self._ends = threading.Event()
         self._threads = [threading.Thread(target=self._ask) for _ in range(4)]
-        for each in self._threads:
-            each.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._ends.set()
-        for each in self._threads:
-            each.join()
+        for thread in self._threads:
+            thread.join()
 
     def _ask(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
@@ -101,9 +101,9 @@ def folder(tmp_path_factory) -> Path:
 def address(folder) -> Iterator[str]:
     local = Command(folder, "local", "--nodes", "2", "--num-cpus", "4")
     wait_until(lambda: "is at" in local.said(), PATIENCE_S)
-    found = re.search(r"is at (\S+);", local.said())
-    assert found is not None
-    yield found[1]
+    match = re.search(r"is at (\S+);", local.said())
+    assert match is not None
+    yield match[1]
     local.end()
 
 
@@ -148,7 +148,7 @@ def replicas(folder: Path, address: str) -> list[dict[str, object]]:
     return json.loads(run(folder, address, "status", "--json").stdout)["replicas"]
 
 
-def test_an_update_fails_no_request_and_a_release_that_fails_changes_nothing(folder, address, edge):
+def test_an_update_fails_no_request_and_a_failing_release_changes_nothing(folder, address, edge):
     script = folder / "web_server.py"
     load = Load(edge[0])
     try:
@@ -173,8 +173,8 @@ def test_metrics_of_all_replicas_are_together(edge):
     assert 'pipeline_fleet_replicas{fleet="pipeline",phase="ready"} 2.0' in text
 
 
-def test_a_replica_whose_process_is_killed_comes_again(folder, address, edge):
-    before = {each["number"] for each in replicas(folder, address)}
+def test_a_replica_whose_process_is_killed_restarts(folder, address, edge):
+    before = {replica["number"] for replica in replicas(folder, address)}
     (pid, *_) = actors()
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: is_renewed(folder, address, before), PATIENCE_S)
@@ -182,16 +182,16 @@ def test_a_replica_whose_process_is_killed_comes_again(folder, address, edge):
 
 def is_renewed(folder: Path, address: str, before: set[object]) -> bool:
     now = replicas(folder, address)
-    ready = [each for each in now if each["phase"] == "ready"]
-    return len(ready) == 2 and {each["number"] for each in now} != before
+    ready = [item for item in now if item["phase"] == "ready"]
+    return len(ready) == 2 and {item["number"] for item in now} != before
 
 
 def actors() -> list[int]:
-    found = subprocess.run(["pgrep", "-f", "ray::ReplicaActor"], capture_output=True, text=True)
-    return [int(pid) for pid in found.stdout.split()]
+    result = subprocess.run(["pgrep", "-f", "ray::ReplicaActor"], capture_output=True, text=True)
+    return [int(pid) for pid in result.stdout.split()]
 
 
-def test_down_ends_all_of_it(folder, address, edge):
+def test_down_ends_the_fleet(folder, address, edge):
     done(folder, address, "down")
     assert "there is no fleet" in run(folder, address, "status").stderr
     wait_until(lambda: not actors(), PATIENCE_S)

@@ -17,11 +17,11 @@ LINTER = Path(sys.executable).with_name("hadolint")
 
 def _run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(each) for each in command], capture_output=True, text=True, timeout=300, check=False
+        [str(item) for item in command], capture_output=True, text=True, timeout=300, check=False
     )
 
 
-def test_the_linter_finds_nothing_in_the_dockerfile():
+def test_the_linter_has_no_findings_in_the_dockerfile():
     done = _run(LINTER, "--failure-threshold", "style", DEPLOY / "service" / "Dockerfile")
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -40,7 +40,7 @@ def test_prometheus_reads_its_configuration_and_the_rules():
 
 
 @pytest.mark.skipif(shutil.which("kustomize") is None, reason="kustomize is not installed")
-def test_kustomize_builds_what_a_cluster_gets():
+def test_kustomize_builds_the_manifests():
     done = _run("kustomize", "build", DEPLOY / "kubernetes" / "production")
     assert done.returncode == 0, done.stderr
     assert "replicas:" not in done.stdout  # they are the autoscaler's

@@ -59,11 +59,11 @@ def service(model):
 
 def port_of(process: subprocess.Popen[bytes], log: Path) -> int:
     ends = time.monotonic() + PATIENCE_S
-    while (found := re.search(r"brpc, gRPC and HTTP on port (\d+)", log.read_text())) is None:
+    while (result := re.search(r"brpc, gRPC and HTTP on port (\d+)", log.read_text())) is None:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < ends, log.read_text()
         time.sleep(0.05)
-    return int(found[1])
+    return int(result[1])
 
 
 def test_a_service_started_by_its_former_name_answers_the_former_client(model, service):
@@ -111,7 +111,7 @@ def assert_http_client_is_answered(model, port):
     client.release()
 
 
-def test_a_server_that_is_not_there_is_an_error_not_none(model):
+def test_an_unavailable_server_is_an_error(model):
     client = Client()
     client.load_client_config(str(model.parent))
     client.set_rpc_timeout_ms(2000)

@@ -76,7 +76,7 @@ def test_a_syntax_error_is_shown_as_python_shows_it(tmp_path):
     assert (done.stderr, done.returncode) == (plain.stderr, 1)
 
 
-def test_a_namesake_of_the_library_beside_the_script_is_warned_of(tmp_path):
+def test_a_file_named_like_the_library_next_to_the_script_causes_a_warning(tmp_path):
     script = tmp_path / "inner" / "script.py"
     script.parent.mkdir()
     script.write_text("import paddle_serving_server.web_service\n")
@@ -86,7 +86,7 @@ def test_a_namesake_of_the_library_beside_the_script_is_warned_of(tmp_path):
     assert done.stderr.startswith("warning: `import pipeline` in the script is the library, not ")
 
 
-def test_what_is_looked_for_in_the_library_and_is_a_namesakes_is_explained(tmp_path):
+def test_a_name_missing_in_the_library_but_present_in_its_namesake_is_explained(tmp_path):
     script = tmp_path / "inner" / "script.py"
     script.parent.mkdir()
     script.write_text(
@@ -103,7 +103,7 @@ def test_what_is_looked_for_in_the_library_and_is_a_namesakes_is_explained(tmp_p
     assert last.endswith(f"and not {script.parent / 'pipeline.py'}: rename that one")
 
 
-def test_the_command_of_its_own_name_is_not_hidden_by_a_namesake(tmp_path):
+def test_a_command_with_its_own_name_is_not_hidden_by_a_namesake(tmp_path):
     (tmp_path / "pipeline.py").write_text("raise RuntimeError('this is not the library')")
     (tmp_path / "beside.py").write_text("")
     (tmp_path / "script.py").write_text(
@@ -131,7 +131,7 @@ def test_a_script_that_is_not_there_is_named(arguments, text, capsys):
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["run", "-m"]])
-def test_a_wrong_command_line_says_what_is_wrong(arguments, capsys):
+def test_an_invalid_command_line_is_refused(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert "a script is missing" in capsys.readouterr().err
@@ -256,7 +256,7 @@ show_latency(merged[1])
 """
 
 
-def test_a_benchmark_script_runs_in_processes_of_its_own(tmp_path):
+def test_a_benchmark_script_runs_in_separate_processes(tmp_path):
     (tmp_path / "benchmark.py").write_text(BENCHMARK)
     done = run(tmp_path, "benchmark.py")
     assert done.stdout == "[[1, 'r', 2, 'r'], [10.0, 20.0]]\n"

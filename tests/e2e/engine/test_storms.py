@@ -30,22 +30,22 @@ SHOWN_BY = {
 }
 
 
-def test_cases_on_real_servers_end_as_the_model_says():
+def test_cases_on_real_servers_end_as_the_model_predicts():
     """`python -m fuzz --engine real` does the same; what may be the machine's slowness is left."""
     runner = real.Runner()
-    found = {}
+    results = {}
     for seed in range(_SEED, _SEED + _REAL_CASES):
         requests, findings = runner.run(seed, _REAL_CASES)
-        findings = [each for each in findings if not real.may_be_slowness(each)]
+        findings = [finding for finding in findings if not real.may_be_slowness(finding)]
         assert requests or findings
         if findings:
-            found[seed] = findings
+            results[seed] = findings
     runner.close()
-    assert not found, "python -m fuzz --engine real --seed SEED --cases 1 shows each again"
+    assert not results, "python -m fuzz --engine real --seed SEED --cases 1 shows each again"
 
 
 @pytest.mark.parametrize("name", sorted(REAL_MUTANTS))
-def test_a_defect_of_a_real_server_is_found(name):
+def test_the_fuzzer_reports_a_mutant_of_a_real_server(name):
     assert real.run(SHOWN_BY[name]) == []
     with REAL_MUTANTS[name]():
         assert real.run(SHOWN_BY[name])

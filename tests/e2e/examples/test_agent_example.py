@@ -57,7 +57,7 @@ def test_a_long_question_does_not_hold_the_server(folder):
     assert "Ask for a sum" in run(folder, "-c", ask)[0]
 
 
-def test_a_model_elsewhere_takes_the_planners_place(folder):
+def test_a_remote_model_replaces_the_planner(folder):
     call = {"id": "c1", "type": "function", "function": {"name": "calculate"}}
     call["function"]["arguments"] = '{"expression": "2 * 3"}'
     asks = says(chat(None, "tool_calls", tool_calls=[call]))
@@ -74,5 +74,5 @@ def test_a_model_elsewhere_takes_the_planners_place(folder):
         "calculate",
         "temperature",
     ]
-    assert [each["role"] for each in second.body["messages"]] == ["user", "assistant", "tool"]
+    assert [item["role"] for item in second.body["messages"]] == ["user", "assistant", "tool"]
     assert second.body["messages"][-1]["content"] == "6"

@@ -46,16 +46,16 @@ def sure(demo, share):
 def test_the_demo_passes_from_any_folder(demo):
     done = demo()
     assert (done.returncode, done.stderr) == (0, "")
-    said = done.stdout
-    assert said.splitlines()[-1].startswith("demo passed")
-    assert f"bow -> verdict: {2 * SAMPLES} of {2 * SAMPLES} answers" in said
-    asked = said.count(", cnn 0.")
-    assert f"bow -> cnn: {asked} of {2 * SAMPLES} answers" in said
-    assert f"cnn -> verdict: {asked} of {asked} answers" in said
+    stdout = done.stdout
+    assert stdout.splitlines()[-1].startswith("demo passed")
+    assert f"bow -> verdict: {2 * SAMPLES} of {2 * SAMPLES} answers" in stdout
+    count = stdout.count(", cnn 0.")
+    assert f"bow -> cnn: {count} of {2 * SAMPLES} answers" in stdout
+    assert f"cnn -> verdict: {count} of {count} answers" in stdout
 
 
 @pytest.mark.parametrize(("share", "asked"), [(0.5, 0), (1.1, 2 * SAMPLES)])
-def test_who_is_sure_is_asked_alone(demo, share, asked):
+def test_a_sure_model_is_the_only_one_called(demo, share, asked):
     sure(demo, share)
     done = demo()
     assert done.returncode == 1, "then it is not a cascade"

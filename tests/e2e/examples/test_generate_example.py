@@ -50,7 +50,7 @@ def test_the_demo_passes(example):
     assert "16 callers at once" in done.stdout
 
 
-def test_the_same_seed_writes_the_same_text_and_what_is_no_request_is_refused(example):
+def test_the_same_seed_gives_the_same_text_and_invalid_requests_are_refused(example):
     once = {"prompt": "this movie is", "seed": "3", "most": "7"}
     wrong = [{"words": "x"}, {**once, "most": "0"}, {**once, "seed": "x"}, {**once, "seed": "-1"}]
     done = example("-c", ASK % [once, once, *wrong])

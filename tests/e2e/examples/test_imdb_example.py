@@ -130,7 +130,7 @@ def test_encode_pads_and_marks_unknown_words():
     assert set(encoded[4:].tolist()) == {tokenizer.PAD_ID}
 
 
-def test_of_a_long_review_both_ends_are_kept():
+def test_both_ends_of_a_long_review_are_encoded():
     encoded = tokenizer.Tokenizer(["first", "last"]).encode(f"first {'word ' * 1000} last")
     assert encoded[0] == 2
     assert encoded[-1] == 3
@@ -170,7 +170,7 @@ def test_scores_are_read_from_the_text_of_arrays():
     assert samples.read_scores(["prediction", "bow"], values) == {"prediction": 0.75, "bow": 0.001}
 
 
-def test_a_report_tells_right_from_wrong(capsys):
+def test_a_report_marks_wrong_predictions(capsys):
     scores = {"prediction": 0.9, "bow": 0.8, "cnn": 1.0}
     assert samples.report(samples.Sample("Good.", True), scores)
     assert not samples.report(samples.Sample("Bad.", False), scores)
@@ -184,7 +184,7 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         ports = [("127.0.0.1", 0)] * count
         sockets = [stack.enter_context(socket.create_server(port)) for port in ports]
-        return [each.getsockname()[1] for each in sockets]
+        return [item.getsockname()[1] for item in sockets]
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_the_demo_passes_from_any_folder(demo):
     assert done.stdout.splitlines()[-1].startswith("demo passed")
 
 
-def test_the_demo_passes_with_its_models_in_services_of_their_own(demo):
+def test_the_demo_passes_with_its_models_in_separate_services(demo):
     done = demo("config_brpc.yml")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("starting python -m pipeline.serve") == 2
@@ -228,7 +228,7 @@ def test_the_demo_passes_with_its_models_in_services_of_their_own(demo):
     assert done.stdout.count("stopping") == 3
 
 
-def test_the_demo_says_which_port_is_in_use(demo):
+def test_the_demo_names_the_port_in_use(demo):
     with socket.create_server(("127.0.0.1", demo.http_port)):
         done = demo()
     assert done.returncode == 1

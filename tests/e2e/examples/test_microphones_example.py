@@ -146,7 +146,7 @@ def samples_of(demo: ModuleType, shift: int, chunks: int = 12) -> tuple[Any, lis
     return samples, list(samples.reshape(-1, 512))
 
 
-def test_microphones_that_take_turns_in_any_order_are_heard_as_if_alone(demo, ears):
+def test_interleaved_microphones_are_transcribed_as_if_alone(demo, ears):
     sounds = {f"turn {n}": samples_of(demo, 3000 * n) for n in range(4)}
     order = np.random.default_rng(7).permutation([name for name in sounds for _ in range(12)])
     step, heard = dict.fromkeys(sounds, 0), {name: [] for name in sounds}
@@ -174,13 +174,13 @@ def test_a_silent_speaker_has_left_and_starts_again(demo, ears, monkeypatch):
     assert first == again[:3]
 
 
-def test_microphones_that_send_ahead_are_heard_in_order(demo, ears):
+def test_microphones_that_send_ahead_are_transcribed_in_order(demo, ears):
     sounds = {f"ahead {n}": samples_of(demo, 1500 * n, 20) for n in range(20)}
     heard = ears.hear_all({name: chunks for name, (_, chunks) in sounds.items()})
     assert heard == {name: demo.alone(samples) for name, (samples, _) in sounds.items()}
 
 
-def test_nobody_notices_that_a_worker_was_killed(demo, ears):
+def test_a_killed_worker_does_not_change_the_transcripts(demo, ears):
     def kill_one(count):
         if count == 100:
             victim = ears.node.workers.pool.up[0].child.pid

@@ -105,18 +105,18 @@ def turned_by_exif(jpeg: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".bmp", ".webp"])
-def test_known_formats_are_read(suffix):
+def test_known_formats_are_decoded(suffix):
     image, scale = picture.decode(encoded(suffix))
     assert (image.shape, image.dtype, scale) == ((40, 60, 3), np.uint8, 1.0)
     assert np.abs(image.astype(int) - colours()).mean() < 4
 
 
 @pytest.mark.parametrize("as_sent", [bytes, lambda data: base64.b64encode(data).decode()])
-def test_a_picture_comes_as_bytes_or_base64(as_sent):
+def test_a_picture_may_be_bytes_or_base64(as_sent):
     assert picture.read_picture(as_sent(encoded(".png"))).image.tobytes() == colours().tobytes()
 
 
-def test_a_picture_comes_as_array_of_bytes_or_folded_base64():
+def test_a_picture_may_be_an_array_of_bytes_or_folded_base64():
     data = encoded(".png")
     assert picture.read_picture(np.frombuffer(data, np.uint8)).image.shape == (40, 60, 3)
     assert picture.read_picture(base64.encodebytes(data).decode()).image.shape == (40, 60, 3)
@@ -144,7 +144,7 @@ def test_sixteen_bits_with_alpha_become_eight():
     assert image.min() == 255
 
 
-def test_black_text_on_nothing_stays_visible():
+def test_black_text_on_transparency_is_visible():
     image = np.zeros((40, 60, 4), np.uint8)
     image[5:10, 5:50, 3] = 255  # as black as the rest, but to be seen
     for suffix in (".png", ".webp"):
@@ -158,14 +158,14 @@ def test_a_transparent_palette_colour_is_white():
     assert image.shape == (40, 60, 3)
 
 
-def test_a_photograph_is_turned_as_its_exif_says():
+def test_a_photograph_is_rotated_by_its_exif():
     image, _ = picture.decode(turned_by_exif(encoded(".jpg")))
     assert image.shape == (60, 40, 3)
     assert image[30, 35].mean() < 110  # what was above is on the right
     assert image[30, 5].min() > 245
 
 
-def test_a_large_picture_is_shrunk_and_says_by_how_much(monkeypatch):
+def test_a_large_picture_is_shrunk_with_its_scale(monkeypatch):
     monkeypatch.setattr(picture, "WORK_PIXELS", 600)
     image, scale = picture.decode(encoded(".png"))
     assert (image.shape, scale) == ((20, 30, 3), 2.0)
@@ -186,12 +186,12 @@ def test_no_picture_is_refused(nothing):
 
 
 @pytest.mark.parametrize("text", ["no base64!", "abc", "äöü", base64.b64encode(b"hello").decode()])
-def test_text_that_is_no_picture_is_refused(text):
+def test_text_that_is_not_a_picture_is_refused(text):
     assert refused(text)[0] == picture.BAD_PICTURE
 
 
 @pytest.mark.parametrize("data", [b"%PDF-1.7 ...", b"GIF89a" + bytes(50), b"\0" * 100, b"\xff"])
-def test_what_is_no_picture_of_ours_is_refused(data):
+def test_an_unsupported_picture_is_refused(data):
     code, text = refused(data)
     assert code == picture.BAD_PICTURE
     assert picture.FORMATS in text
@@ -243,7 +243,7 @@ FILES = [encoded(suffix) for suffix in (".png", ".jpg", ".bmp", ".webp")]
     st.sampled_from(FILES),
     st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), min_size=1, max_size=8),
 )
-def test_whatever_is_broken_in_a_file_is_a_picture_error_at_most(file, changes):
+def test_a_broken_file_is_at_most_a_picture_error(file, changes):
     picture.settle_opencv()
     data = bytearray(file)
     for at, value in changes:
@@ -290,12 +290,12 @@ def moved_out(width: float, height: float) -> float:
     return detection.UNCLIP * width * height / (2 * (width + height))
 
 
-def test_boxes_are_found_and_moved_outwards():
+def test_boxes_are_found_and_enlarged():
     drawn = [rectangle(100, 50, 400, 70), rectangle(60, 200, 200, 230)]
     boxes = detection.find_boxes(text_map(*drawn), 320, 640)
-    found = sorted(boxes.tolist(), key=lambda box: box[0][1])
+    result = sorted(boxes.tolist(), key=lambda box: box[0][1])
     for (left, top, right, bottom), box in zip(
-        [(100, 50, 400, 70), (60, 200, 200, 230)], found, strict=True
+        [(100, 50, 400, 70), (60, 200, 200, 230)], result, strict=True
     ):
         by = moved_out(right - left, bottom - top)
         expected = rectangle(left - by, top - by, right + by, bottom + by)
@@ -337,7 +337,7 @@ def test_boxes_stay_within_the_picture():
     ],
     ids=["nothing", "thin", "unsure"],
 )
-def test_what_is_no_text_has_no_box(blank):
+def test_a_blank_page_has_no_boxes(blank):
     boxes = detection.find_boxes(blank, 320, 640)
     assert boxes.shape == (0, 4, 2)
     assert layout.along_the_text(boxes).shape == (0, 4, 2)
@@ -364,7 +364,7 @@ def grid(turned_degrees: float = 0.0) -> np.ndarray:
 
 @settings(deadline=None)
 @given(st.permutations(range(9)), st.floats(-180, 180))
-def test_rows_are_read_from_their_start_to_their_end_however_the_page_lies(places, degrees):
+def test_rows_are_read_in_order_at_any_rotation(places, degrees):
     boxes = grid(degrees)[places]
     order = layout.reading_order(boxes)
     assert [places[index] for index in order] == list(range(9))
@@ -485,7 +485,7 @@ def steps(text: str, characters: str, repeats: list[int]) -> np.ndarray:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab好 "), st.integers(1, 3)), max_size=12))
-def test_ctc_reads_what_was_written(letters):
+def test_ctc_decodes_the_encoded_text(letters):
     text = "".join(letter for letter, _ in letters)
     probabilities = steps(text, "ab好 ", [repeat for _, repeat in letters])
     (reading,) = recognition.read_lines(probabilities[np.newaxis], "ab好 ")
@@ -519,7 +519,7 @@ def test_the_characters_of_a_paddle_model_lie_near_it(tmp_path):
     assert models.read_characters(str(model)) == ["a", "好", " "]
 
 
-def test_a_model_is_beside_the_configuration_or_in_a_package(tmp_path):
+def test_a_model_is_next_to_the_configuration_or_in_a_package(tmp_path):
     (tmp_path / "det.onnx").touch()
     assert models.find_model("det.onnx", tmp_path) == str(tmp_path / "det.onnx")
     assert models.find_model(str(tmp_path / "det.onnx"), EXAMPLE) == str(tmp_path / "det.onnx")
@@ -540,7 +540,7 @@ def reader():
 
 @needs_onnx_models
 @pytest.mark.parametrize("turned", [None, 0, 1, 2], ids=["upright", "90", "180", "270"])
-def test_a_page_is_read_however_it_lies(reader, turned):
+def test_a_page_is_read_at_any_rotation(reader, turned):
     image = cv2.imdecode(np.frombuffer(PAGE, np.uint8), cv2.IMREAD_COLOR)
     if turned is not None:
         image = cv2.rotate(image, turned)
@@ -582,7 +582,7 @@ def test_the_demo_reads_every_line(config, tmp_path):
     assert annotated.shape == (720, 1800, 3)
 
 
-def test_the_demo_says_which_package_is_missing(config, tmp_path):
+def test_the_demo_names_the_missing_package(config, tmp_path):
     path = config("config.yml")
     path.write_text(path.read_text().replace("rapidocr_onnxruntime", "no_such_package"))
     command = [sys.executable, str(EXAMPLE / "demo.py"), "--config", str(path)]
@@ -601,7 +601,7 @@ def test_the_demo_says_which_package_is_missing(config, tmp_path):
         pytest.param("config_paddle.yml", marks=needs_paddle_models),
     ],
 )
-def test_processes_read_pages_and_refuse_what_is_broken(config, name):
+def test_processes_read_pages_and_refuse_broken_ones(config, name):
     serving = load("serving")
     with serving.running(config(name), "process") as service, PipelineClient() as client:
         client.connect([service.endpoint])
@@ -626,14 +626,14 @@ def test_processes_read_pages_and_refuse_what_is_broken(config, name):
 # --- accuracy --------------------------------------------------------------------------------
 
 
-def test_accuracy_counts_what_has_to_be_changed():
+def test_accuracy_counts_the_edits():
     pytest.importorskip("PIL")
     accuracy = load("accuracy")
     assert accuracy.edit_distance("kitten", "sitting") == 3
     assert accuracy.edit_distance("", "abc") == accuracy.edit_distance("abc", "") == 3
-    wanted, found = ["one two", "three"], ["onetwo", "thrae"]
-    assert accuracy.counted(wanted, found, spaces=True) == (13, 2)
-    assert accuracy.counted(wanted, found, spaces=False) == (11, 1)
+    wanted, result = ["one two", "three"], ["onetwo", "thrae"]
+    assert accuracy.counted(wanted, result, spaces=True) == (13, 2)
+    assert accuracy.counted(wanted, result, spaces=False) == (11, 1)
 
 
 def test_pages_are_the_same_for_one_seed():

@@ -84,7 +84,7 @@ def test_samples_are_read(sent):
 
 
 @pytest.mark.parametrize("sent", [None, "", b"", 7, np.zeros(3, np.float32)])
-def test_a_request_without_sound_says_what_to_send(sent):
+def test_a_request_without_sound_is_refused_with_advice(sent):
     with pytest.raises(sound.SoundError, match='under the key "audio"'):
         sound.read_sound(sent)
 
@@ -102,13 +102,13 @@ def test_a_request_without_sound_says_what_to_send(sent):
         (SHORT.replace(b"fmt \x10\0\0\0\1\0", b"fmt \x10\0\0\0\3\0"), "expected a WAV file of PCM"),
     ],
 )
-def test_what_cannot_be_heard_is_refused_with_the_reason(sent, why):
+def test_an_invalid_sound_is_refused_with_the_reason(sent, why):
     with pytest.raises(sound.SoundError, match=why):
         sound.read_sound(sent)
 
 
 @given(st.integers(0, len(SHORT) - 1), st.binary(max_size=8))
-def test_a_broken_file_is_refused_or_read_and_nothing_else(at, broken):
+def test_a_broken_file_is_refused_or_read(at, broken):
     try:
         samples = sound.read_sound(SHORT[:at] + broken + SHORT[at + len(broken) :])
     except sound.SoundError:
@@ -127,7 +127,7 @@ def test_loudness_is_in_decibels(height, level):
 def segments_of(drawn: str) -> list[tuple[int, int]]:
     """The segments of scores that are drawn: # is speech, ~ is between, . is silence."""
     scores = {"#": 0.9, "~": 0.4, ".": 0.1}
-    return list(segments.find_segments(scores[each] for each in drawn))
+    return list(segments.find_segments(scores[item] for item in drawn))
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,11 @@ def segments_of(drawn: str) -> list[tuple[int, int]]:
         ("##" + "." * 20 + "#" * 10, [(21, 32)]),
     ],
 )
-def test_segments_are_what_is_long_enough_between_pauses_that_are(drawn, expected):
+def test_segments_are_long_enough_parts_between_long_enough_pauses(drawn, expected):
     assert segments_of(drawn) == expected
 
 
-def test_a_segment_is_known_as_soon_as_its_pause_is_long_enough():
+def test_a_segment_is_returned_when_its_pause_is_long_enough():
     scores = iter([0.9] * 10 + [0.1] * 100)
     assert next(segments.find_segments(scores)) == (0, 11)
     assert len(list(scores)) == 100 - segments.SHORTEST, "these were not asked for"
@@ -203,13 +203,13 @@ def test_the_demo_passes(tmp_path):
 
 
 @needs_model
-def test_the_demo_fails_where_nobody_speaks(tmp_path):
+def test_the_demo_fails_without_speech(tmp_path):
     folder = copied(tmp_path)
     (folder / "clip.wav").write_bytes(wav(bytes(32_000)))
     assert run_demo(folder).returncode == 1
 
 
-def test_the_demo_says_which_package_is_missing(tmp_path):
+def test_the_demo_names_the_missing_package(tmp_path):
     folder = copied(tmp_path)
     config = folder / "config.yml"
     text = config.read_text(encoding="utf-8")
@@ -259,7 +259,7 @@ def events_of(service: ModuleType, request: Request) -> list[str]:
 
 
 @needs_model
-def test_each_sentence_of_the_clip_is_a_part_and_the_one_answer_has_all(stub):
+def test_each_sentence_of_the_clip_is_a_part_and_the_single_answer_has_all(stub):
     parts = [rows_of(part) for part in stub.inference_stream(asking(CLIP), timeout=TIMEOUT_S)]
     assert [len(rows) for rows in parts] == [1, 1, 1]
     rows = [row for (row,) in parts]
@@ -305,7 +305,7 @@ def test_silence_gives_no_part(service, stub, seconds):
 
 
 @needs_model
-def test_a_broken_file_is_a_clear_error_in_every_way(service, stub):
+def test_a_broken_file_is_a_clear_error_in_each_form(service, stub):
     broken = asking(CLIP[:-1000])
     (in_parts,) = stub.inference_stream(broken, timeout=TIMEOUT_S)
     at_once = stub.inference(broken, timeout=TIMEOUT_S)
@@ -318,7 +318,7 @@ def test_a_broken_file_is_a_clear_error_in_every_way(service, stub):
 
 
 @needs_model
-def test_who_has_left_is_not_listened_to(service, monkeypatch):
+def test_a_cancelled_request_is_not_processed_further(service, monkeypatch):
     answers = iter([False, False, True])
     context = SimpleNamespace(is_cancelled=lambda: next(answers))
     monkeypatch.setattr(service.vad, "client", Deaf())

@@ -36,10 +36,10 @@ def server_for(config: dict[str, object]) -> PipelineServer:
 def token(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     file = tmp_path_factory.mktemp("access") / "callers.json"
     with pytest.MonkeyPatch.context() as patch:
-        told: list[str] = []
-        patch.setattr("sys.stdout.write", told.append)
+        reported: list[str] = []
+        patch.setattr("sys.stdout.write", reported.append)
         assert callers(["--file", str(file), "add", "alice"]) == 0
-    return file, told[0].strip()
+    return file, reported[0].strip()
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +55,23 @@ def server(token: tuple[Path, str]) -> Iterator[PipelineServer]:
 
 def status_of(server: PipelineServer, path: str, **headers: str) -> tuple[int, bytes]:
     url = f"http://127.0.0.1:{server.http_port}{path}"
-    asked = urllib.request.Request(url, BODY, headers)
+    Request = urllib.request.Request(url, BODY, headers)
     try:
-        with urllib.request.urlopen(asked, timeout=30) as reply:
+        with urllib.request.urlopen(Request, timeout=30) as reply:
             return reply.status, reply.read()
     except urllib.error.HTTPError as refused:
         return refused.code, refused.read()
 
 
-def test_a_caller_comes_in_over_http_and_the_op_knows_it(server, token) -> None:
+def test_an_authenticated_caller_over_http_is_known_to_the_op(server, token) -> None:
     assert status_of(server, "/svc/prediction")[0] == 401
-    said = {"authorization": f"Bearer {token[1]}", "x-pipeline-caller": "root"}
-    status, body = status_of(server, "/svc/prediction", **said)
+    fields = {"authorization": f"Bearer {token[1]}", "x-pipeline-caller": "root"}
+    status, body = status_of(server, "/svc/prediction", **fields)
     assert (status, json.loads(body)["value"]) == (200, ["alice"])
-    assert status_of(server, "/v2/repository/models/svc/unload", **said)[0] == 403
+    assert status_of(server, "/v2/repository/models/svc/unload", **fields)[0] == 403
 
 
-def test_a_caller_comes_in_over_grpc(server, token) -> None:
+def test_an_authenticated_caller_over_grpc_is_admitted(server, token) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
 
         def code(method: str, *metadata: tuple[str, str]) -> grpc.StatusCode:

@@ -33,7 +33,7 @@ def target(tmp_path_factory, gateway_binary: Path) -> Iterator[SimpleNamespace]:
 
 @pytest.mark.parametrize("kind", ["http", "grpc"])
 @pytest.mark.parametrize("name", [*SENT_AWAY, *BORNE])
-def test_others_are_answered_beside_an_attack(target, kind: str, name: str) -> None:
+def test_other_clients_are_answered_during_an_attack(target, kind: str, name: str) -> None:
     service: Service = target.service
     gateway = gateway_of(service)
     (attack,) = (attack for attack in attacks(kind == "grpc") if attack.name == name)

@@ -105,12 +105,12 @@ class Load:
                 self._note(answer.status, answer.read())
 
     def _note(self, status: int, body: bytes) -> None:
-        said = json.loads(body)
+        document = json.loads(body)
         with self._lock:
-            if status == 200 and said["err_no"] == 0:
-                self.answers[dict(zip(said["key"], said["value"], strict=True))["pid"]] += 1
+            if status == 200 and document["err_no"] == 0:
+                self.answers[dict(zip(document["key"], document["value"], strict=True))["pid"]] += 1
             else:
-                self.failures.append(f"{status} {said}")
+                self.failures.append(f"{status} {document}")
 
     def wait_for(self, *servers: Served) -> None:
         """Wait until each of these has answered from now on."""
@@ -155,9 +155,7 @@ def test_a_server_that_stops_under_load_fails_no_request(tmp_path, gateway_binar
         assert load.failures == []
 
 
-def test_a_server_that_is_killed_fails_what_it_had_and_not_even_that_if_it_is_safe(
-    tmp_path, gateway_binary
-):
+def test_a_killed_server_fails_only_unsafe_requests_that_it_had(tmp_path, gateway_binary):
     with served(tmp_path, 3) as servers:
         first, second, third = servers
         with gateway_before(gateway_binary, *map(address_of, servers)) as gateway:
@@ -174,7 +172,7 @@ def test_a_server_that_is_killed_fails_what_it_had_and_not_even_that_if_it_is_sa
                 second.ends()
                 load.wait_for(third)
             assert len(load.failures) <= CALLERS, load.failures
-            assert all(said.startswith("503 ") for said in load.failures), load.failures
+            assert all(failure.startswith("503 ") for failure in load.failures), load.failures
 
 
 def test_a_server_that_hangs_gets_no_more_requests(tmp_path, gateway_binary):
@@ -193,7 +191,7 @@ def test_a_server_that_hangs_gets_no_more_requests(tmp_path, gateway_binary):
 
 
 @AS_ROOT
-def test_a_server_of_another_user_is_told_nothing(gateway_binary):
+def test_a_server_of_another_user_receives_nothing(gateway_binary):
     with tempfile.TemporaryDirectory(prefix="t-") as name:
         folder = Path(name)
         folder.chmod(0o777)

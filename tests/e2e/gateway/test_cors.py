@@ -39,23 +39,23 @@ def ask(
         caller.request(method, path, body, {name.replace("_", "-"): said[name] for name in said})
         reply = caller.getresponse()
         reply.read()
-        found: dict[str, list[str]] = {}
+        collected: dict[str, list[str]] = {}
         for name, value in reply.getheaders():
-            found.setdefault(name.lower(), []).append(value)
-        return reply.status, found
+            collected.setdefault(name.lower(), []).append(value)
+        return reply.status, collected
     finally:
         caller.close()
 
 
 def test_a_browser_asks_before_a_page_asks(server: PipelineServer) -> None:
-    said = {
+    fields = {
         "access_control_request_method": "POST",
         "access_control_request_headers": "content-type",
     }
-    status, headers = ask(server, "OPTIONS", "/svc/prediction", origin=APP, **said)
+    status, headers = ask(server, "OPTIONS", "/svc/prediction", origin=APP, **fields)
     assert (status, headers["access-control-allow-origin"]) == (200, [APP])
     assert headers["access-control-allow-headers"] == ["content-type"]
-    status, headers = ask(server, "OPTIONS", "/svc/prediction", origin=EVIL, **said)
+    status, headers = ask(server, "OPTIONS", "/svc/prediction", origin=EVIL, **fields)
     assert status == 405
     assert "access-control-allow-origin" not in headers
 
@@ -73,9 +73,7 @@ def test_a_page_that_is_listed_asks(server: PipelineServer, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/svc/prediction", "/api/svc"])
-def test_an_answer_for_no_page_is_kept_from_pages_by_caches(
-    server: PipelineServer, path: str
-) -> None:
+def test_an_answer_without_an_origin_varies_by_origin(server: PipelineServer, path: str) -> None:
     bodies = (BODY if path == "/svc/prediction" else json.dumps({"x": "1"}), "no JSON")
     for body in bodies:
         status, headers = ask(server, "POST", path, body, content_type="application/json")

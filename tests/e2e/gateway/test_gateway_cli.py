@@ -41,7 +41,7 @@ def run(binary: Path, *arguments: str) -> tuple[int, subprocess.CompletedProcess
     return child.pid, subprocess.CompletedProcess(command, child.returncode, out, err)
 
 
-def test_it_becomes_the_binary_with_the_arguments_as_they_are(tmp_path):
+def test_the_command_executes_the_binary_with_the_same_arguments(tmp_path):
     says = program(tmp_path / "pipeline-gateway", SAYS)
     arguments = ["--backend", "host:18070/18071", "-x", "", "a b", "--help"]
     pid, done = run(says, *arguments)
@@ -51,7 +51,7 @@ def test_it_becomes_the_binary_with_the_arguments_as_they_are(tmp_path):
     assert given == arguments
 
 
-def test_without_a_binary_it_says_how_to_get_one(tmp_path):
+def test_without_a_binary_the_command_gives_advice(tmp_path):
     _, done = run(tmp_path / "none")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("pipeline.gateway: PIPELINE_GATEWAY_BINARY: there is no gateway")
@@ -60,13 +60,13 @@ def test_without_a_binary_it_says_how_to_get_one(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_a_binary_for_another_machine_is_told_apart(tmp_path):
+def test_a_binary_for_another_machine_is_recognized(tmp_path):
     _, done = run(program(tmp_path / "foreign", FOREIGN))
     assert done.returncode == 2
     assert "foreign cannot be run: it is not a program for this machine. Build one" in done.stderr
 
 
-def test_it_loads_nothing_that_it_does_not_need():
+def test_the_command_imports_no_heavy_modules():
     code = "import sys, pipeline.gateway.__main__; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     heavy = {"asyncio", "google", "grpc", "msgspec", "numpy", "orjson", "uvicorn", "yaml"}
@@ -76,7 +76,7 @@ def test_it_loads_nothing_that_it_does_not_need():
 # Where it is ----------------------------------------------------------------------------------
 
 
-def test_the_binary_of_the_environment_comes_first(tmp_path, monkeypatch):
+def test_the_binary_of_the_environment_is_used_first(tmp_path, monkeypatch):
     own = program(tmp_path / "own", SAYS)
     monkeypatch.setattr(binary, "BINARY", own)
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -87,20 +87,20 @@ def test_the_binary_of_the_environment_comes_first(tmp_path, monkeypatch):
     assert find_binary() == other, "found from here, and from wherever the server goes"
 
 
-def test_a_package_without_a_binary_says_how_to_get_one(tmp_path, monkeypatch):
+def test_a_package_without_a_binary_gives_advice(tmp_path, monkeypatch):
     monkeypatch.setattr(binary, "BINARY", tmp_path / "bin" / "pipeline-gateway")
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(InitError, match=r"^there is no gateway binary .*bin/pipeline-gateway\. B"):
         find_binary()
 
 
-def test_a_file_that_may_not_be_executed_is_none(tmp_path, monkeypatch):
+def test_a_file_that_is_not_executable_is_not_a_binary(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(program(tmp_path / "plain", SAYS, 0o644)))
     with pytest.raises(InitError, match="plain cannot be run: it may not be executed"):
         find_binary()
 
 
-def test_a_folder_is_no_binary(tmp_path, monkeypatch):
+def test_a_folder_is_not_a_binary(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     with pytest.raises(InitError, match="there is no gateway binary"):
         find_binary()

@@ -76,12 +76,12 @@ def pid_of(answer: Response) -> int:
 
 
 def gateway_of(server: Served) -> int:
-    (found,) = (
+    (result,) = (
         pid
         for pid in server.family
         if b"--grpc-listen-fd" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     )
-    return found
+    return result
 
 
 def test_copies_take_turns_at_the_calls_of_one_channel(tmp_path):
@@ -126,7 +126,7 @@ def test_a_gateway_that_is_killed_is_replaced_and_channels_go_on(tmp_path):
 
 
 @EDGES
-def test_who_retries_notices_nothing_of_a_restart(tmp_path, edge):
+def test_a_client_with_retries_does_not_notice_a_restart(tmp_path, edge):
     """The next server listens beside the one that stops: what fails of it is safe to repeat."""
     port, http_port = free_port(), free_port()
     config = {"edge": edge, "rpc_port": port, "http_port": http_port, "reuse_port": True}

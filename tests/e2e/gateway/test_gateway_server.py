@@ -123,16 +123,16 @@ def running(folder: Path, script: str = SCRIPT, **config: Any) -> Iterator[tuple
 
 
 def gateways_of(server: Served) -> set[int]:
-    found = set()
+    collected = set()
     for pid in server.family:
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"--listen-fd" in command:
-                found.add(pid)
-    return found
+                collected.add(pid)
+    return collected
 
 
-def test_everything_on_the_http_port_is_there(tmp_path):
+def test_all_paths_are_served_on_the_http_port(tmp_path):
     with running(tmp_path) as (server, caller):
         pids = {caller.pairs()["pid"] for _ in range(3)}
         assert pids == {str(server.process.pid)}
@@ -176,7 +176,7 @@ def test_it_is_live_but_not_ready_while_models_are_loaded(tmp_path, config):
 
 
 @ONE_AND_COPIES
-def test_a_start_that_is_given_up_leaves_nothing(tmp_path, temporary, config):
+def test_a_cancelled_start_leaves_nothing(tmp_path, temporary, config):
     with loading(tmp_path, stop_grace_period=600_000, **config) as server:
         wait_until(lambda: len(gateways_of(server)) == 1)
         with ThreadPoolExecutor(1) as pool, contextlib.closing(Caller(server)) as caller:
@@ -210,7 +210,7 @@ def test_a_deadline_is_the_servers_to_answer(tmp_path):
     ],
     ids=["threads", "processes", "copies", "copies with processes", "spawned copies"],
 )
-def test_everybody_gets_requests_and_everything_ends(tmp_path, temporary, config, count):
+def test_all_replicas_get_requests_and_all_processes_end(tmp_path, temporary, config, count):
     with running(tmp_path, **config) as (server, caller):
         seen: set[str] = set()
         wait_until(lambda: seen.add(caller.pairs()["pid"]) or len(seen) == count)
@@ -229,7 +229,7 @@ def test_the_requests_of_one_connection_are_shared_out_between_copies(tmp_path):
 
 
 @ONE_AND_COPIES
-def test_a_gateway_that_is_killed_comes_back(tmp_path, config):
+def test_a_killed_gateway_restarts(tmp_path, config):
     with running(tmp_path, **config) as (server, caller):
         for _ in range(2):
             (pid,) = gateways_of(server)
@@ -238,8 +238,8 @@ def test_a_gateway_that_is_killed_comes_back(tmp_path, config):
             with contextlib.suppress(OSError, HTTPException):
                 caller.pairs()  # on a connection that is gone; or in the queue of the next gateway
             caller.pairs()
-        said = "[gateway] its process was killed by SIGKILL: it is restarted"
-        wait_until(lambda: server.log.count(said) == 2)
+        text = "[gateway] its process was killed by SIGKILL: it is restarted"
+        wait_until(lambda: server.log.count(text) == 2)
 
 
 @ONE_AND_COPIES
@@ -265,7 +265,7 @@ def test_requests_that_are_inside_are_answered_before_it_ends(tmp_path, config):
 
 @ONE_AND_COPIES
 @pytest.mark.parametrize("again", [False, True], ids=["grace is over", "second signal"])
-def test_what_is_left_is_answered_when_there_is_no_more_time(tmp_path, config, again):
+def test_open_requests_are_answered_at_the_end_of_the_grace_period(tmp_path, config, again):
     grace = 600_000 if again else 0
     with (
         running(tmp_path, stop_grace_period=grace, **config) as (server, caller),
@@ -295,7 +295,7 @@ def test_a_copy_that_is_killed_is_not_missed(tmp_path):
 
 
 @ONE_AND_COPIES
-def test_a_server_that_stops_says_not_ready_first_and_serves_on(tmp_path, config):
+def test_a_stopping_server_is_first_not_ready_and_continues_to_serve(tmp_path, config):
     with running(tmp_path, drain_delay=600_000, **config) as (server, caller):
         caller.pairs()
         server.process.send_signal(signal.SIGTERM)
@@ -343,8 +343,8 @@ server.run_server()
 @ONE_AND_COPIES
 def test_each_pipeline_is_at_its_name_behind_the_gateway(tmp_path, config):
     with running(tmp_path, PAIR, edge="gateway", **config) as (server, caller):
-        said = {"one": "first", "two": "second"}
-        for name, op in said.items():
+        fields = {"one": "first", "two": "second"}
+        for name, op in fields.items():
             status, body = caller.ask("POST", f"/{name}/prediction", '{"key": [], "value": []}')
             assert (status, json.loads(body)["value"]) == (200, [op])
             status, body = caller.ask(
@@ -355,7 +355,7 @@ def test_each_pipeline_is_at_its_name_behind_the_gateway(tmp_path, config):
                 answer = PipelineServiceStub(channel).inference(Request(name=name), timeout=30)
             assert list(answer.value) == [op]
         _, body = caller.ask("GET", "/v2/models/stats")
-        counts = {each["name"]: each["inference_count"] for each in json.loads(body)["model_stats"]}
+        counts = {item["name"]: item["inference_count"] for item in json.loads(body)["model_stats"]}
         assert counts == dict.fromkeys(("one", "first", "two", "second"), 3)
         _, body = caller.ask("GET", "/status.json?pipeline=two")
         assert json.loads(body)["pipeline"]["succeeded"] == 3

@@ -61,7 +61,7 @@ def test_one_port_takes_http_and_grpc(server: PipelineServer, ports: tuple[int, 
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/status.json", "/v2/models/svc/stats"])
-def test_what_is_for_admins_is_on_their_port_alone(
+def test_admin_paths_are_served_on_the_admin_port_only(
     server: PipelineServer, ports: tuple[int, int], path: str
 ) -> None:
     assert (status_of(ports[0], path), status_of(ports[1], path)) == (404, 200)
@@ -70,16 +70,16 @@ def test_what_is_for_admins_is_on_their_port_alone(
 def test_methods_for_admins_are_on_their_port_alone(
     server: PipelineServer, ports: tuple[int, int]
 ) -> None:
-    found = []
+    collected = []
     for port in ports:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             ask = channel.unary_unary(f"{SERVICE}/ModelStatistics")
             try:
                 ask(v2.ModelStatisticsRequest(name="svc").SerializeToString(), timeout=30)
-                found.append(grpc.StatusCode.OK)
+                collected.append(grpc.StatusCode.OK)
             except grpc.RpcError as refused:
-                found.append(refused.code())
-    assert found == [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.OK]
+                collected.append(refused.code())
+    assert collected == [grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.OK]
 
 
 @pytest.mark.parametrize(

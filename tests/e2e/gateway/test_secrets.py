@@ -48,7 +48,7 @@ class Signer:
         head = {"alg": "ES256", "kid": "one"}
         claims = {"iss": "https://issuer", "aud": "svc", "sub": "carol", "roles": ["infer"]}
         claims["exp"] = int(time.time() + expires_s)
-        signed = ".".join(_text(json.dumps(each).encode()) for each in (head, claims))
+        signed = ".".join(_text(json.dumps(item).encode()) for item in (head, claims))
         der = self._key.sign(signed.encode(), ec.ECDSA(hashes.SHA256()))
         r, s = utils.decode_dss_signature(der)
         return f"{signed}.{_text(r.to_bytes(32, 'big') + s.to_bytes(32, 'big'))}"
@@ -73,8 +73,10 @@ class Secured:
         said = {name.replace("_", "-"): value for name, value in headers.items()}
         url = f"http://127.0.0.1:{self.server.http_port}{path}"
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, body, said), timeout=30) as got:
-                return got.status, got.read().decode() + str(got.headers)
+            with urllib.request.urlopen(
+                urllib.request.Request(url, body, said), timeout=30
+            ) as result:
+                return result.status, result.read().decode() + str(result.headers)
         except urllib.error.HTTPError as refused:
             return refused.code, refused.read().decode() + str(refused.headers)
 
@@ -88,10 +90,10 @@ class Secured:
         return ""
 
     def written(self) -> str:
-        files = [each for each in self.folder.rglob("*") if each.is_file()]
-        kept = [each for each in files if each.suffix in (".log", ".wf", ".jsonl")]
-        assert any(each.name == "audit.jsonl" for each in kept)
-        return "".join(each.read_text() for each in kept)
+        files = [path for path in self.folder.rglob("*") if path.is_file()]
+        kept = [file for file in files if file.suffix in (".log", ".wf", ".jsonl")]
+        assert any(item.name == "audit.jsonl" for item in kept)
+        return "".join(item.read_text() for item in kept)
 
 
 @pytest.fixture(params=["text", "json"])
@@ -176,8 +178,8 @@ def test_no_secret_of_the_server_is_written_or_answered(tmp_path, monkeypatch, l
         answers = [asked.ask("/svc/prediction", body)[1] for body in bodies]
         assert not [answer for answer in answers if '"err_no":0' in answer]
         answers += [asked.ask(path, None)[1] for path in ("/metrics", "/status.json", "/")]
-        texts = [each.read_text() for each in tmp_path.rglob("*") if each.is_file()]
-    texts += [each.read_text() for each in tmp_path.rglob("*") if each.is_file()]
+        texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    texts += [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert "payload_store: " in "".join(answers)
     assert any("127.0.0.1:1" in text for text in texts)
     for secret in (STORE, UPSTREAM):

@@ -103,23 +103,23 @@ def test_sequences_stay_at_their_servers(tmp_path, gateway_binary):
         fleet(tmp_path, gateway_binary) as (servers, gateway, port),
         grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        said = forms_of_steps(gateway, channel)
-        all_of = [(way, f"{way}-{number}") for way in said for number in range(OF_EACH_WAY)]
+        forms = forms_of_steps(gateway, channel)
+        all_of = [(path, f"{path}-{number}") for path in forms for number in range(OF_EACH_WAY)]
         for step in range(1, 5):
             for way, id in all_of:
                 start = {"sequence_start": True} if step == 1 else {}
-                assert said[way]({"sequence_id": id, **start}) == str(step), (way, id, step)
+                assert forms[way]({"sequence_id": id, **start}) == str(step), (way, id, step)
 
         os.kill(servers[0].process.pid, signal.SIGKILL)
         servers[0].ends()
         wait_until(lambda: "gets no requests" in gateway.said)
         went_on, lost = [], []
         for way, id in all_of:
-            answer = said[way]({"sequence_id": id})
+            answer = forms[way]({"sequence_id": id})
             (went_on if answer == "5" else lost).append((way, id, answer))
         assert went_on, lost
         assert lost, went_on  # 20 by three servers
         for way, id, answer in lost:
             assert "START flag" in answer or "must have sequence_start" in answer, (way, id)
-            assert said[way]({"sequence_id": id, "sequence_start": True}) == "1", (way, id)
-            assert said[way]({"sequence_id": id}) == "2", (way, id)
+            assert forms[way]({"sequence_id": id, "sequence_start": True}) == "1", (way, id)
+            assert forms[way]({"sequence_id": id}) == "2", (way, id)

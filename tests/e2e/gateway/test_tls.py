@@ -117,15 +117,15 @@ def secured(folder: Path, *, has_callers: bool = False) -> Iterator[Secured]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, gateway_binary, module_logs) -> Iterator[Secured]:
-    with secured(tmp_path_factory.mktemp("tls")) as found:
-        yield found
+    with secured(tmp_path_factory.mktemp("tls")) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
 def mutual(tmp_path_factory, gateway_binary, module_logs) -> Iterator[Secured]:
     """A server whose callers need a certificate."""
-    with secured(tmp_path_factory.mktemp("tls"), has_callers=True) as found:
-        yield found
+    with secured(tmp_path_factory.mktemp("tls"), has_callers=True) as result:
+        yield result
 
 
 # Versions and ciphers -----------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_old_versions_are_refused(server, protocol, version):
 
 @PORTS
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_new_versions_are_taken(server, protocol, version):
+def test_new_versions_are_accepted(server, protocol, version):
     context = server.context(protocol)
     context.minimum_version = context.maximum_version = version
     with server.speaking(context, protocol) as secure:
@@ -172,7 +172,7 @@ def test_old_ciphers_are_refused(server, protocol):
 
 
 @pytest.mark.parametrize("name", sorted(TAKEN))
-def test_good_ciphers_are_taken(server, name):
+def test_good_ciphers_are_accepted(server, name):
     context = server.context()
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(name)
@@ -201,15 +201,15 @@ def test_a_caller_may_not_renegotiate(server):
         assert caller.stdout is not None
         caller.stdin.write(b"R\n")
         caller.stdin.flush()
-        said = caller.stdout.read()  # up to its end, which is the server's doing
-    assert b"RENEGOTIATING" in said
-    assert b"alert unexpected message" in said or b"no renegotiation" in said
+        output = caller.stdout.read()  # up to its end, which is the server's doing
+    assert b"RENEGOTIATING" in output
+    assert b"alert unexpected message" in output or b"no renegotiation" in output
 
 
 # The server's certificate -------------------------------------------------------------------
 
 
-def test_callers_who_expect_another_server_are_told_so_by_its_certificate(server):
+def test_clients_of_another_server_reject_the_certificate(server):
     context = server.context()
     port = server._ports[HTTP]
     with (
@@ -251,9 +251,9 @@ def test_an_intermediate_authority_is_sent_along(tmp_path):
     files.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
     op = Op("same", [RequestOp()])
     with server_for(op, edge="gateway", http_port=0, rpc_port=0, tls=files.config()) as running:
-        found = Secured(running, files)
+        result = Secured(running, files)
         for protocol in (HTTP, GRPC):
-            with found.speaking(found.context(protocol), protocol):
+            with result.speaking(result.context(protocol), protocol):
                 pass
 
 
@@ -336,7 +336,7 @@ def test_callers_with_a_good_certificate_are_answered(mutual):
         assert live(b"", timeout=30) == b"\x08\x01"
 
 
-def test_callers_of_an_authority_that_is_gone_are_refused_also_with_a_session(tmp_path):
+def test_clients_of_a_removed_authority_are_refused_even_with_a_session(tmp_path):
     with secured(tmp_path, has_callers=True) as server:
         context = server.context()
         server.files.callers.issue_cert("caller").configure_cert(context)

@@ -41,7 +41,7 @@ print(late)
 """
 
 
-def test_what_a_server_needs_is_imported_before_it_is_ready(tmp_path: Path):
+def test_a_servers_modules_are_imported_before_it_is_ready(tmp_path: Path):
     (tmp_path / "web_server.py").write_text(SCRIPT)
     done = python(tmp_path, "web_server.py")
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr

@@ -34,7 +34,9 @@ server.run_server()
     ],
     ids=str,
 )
-def test_all_processes_have_what_the_script_has_read(tmp_path: Path, monkeypatch, config):
+def test_all_processes_have_the_configuration_that_the_script_read(
+    tmp_path: Path, monkeypatch, config
+):
     (tmp_path / "secret").write_text("s3cret\n")
     (tmp_path / "config.prod.yml").write_text("op: {show: {batch_size: 3}}\n")
     monkeypatch.setenv("PIPELINE_PROFILE", "prod")

@@ -91,14 +91,14 @@ def temporary_files(folder: Path) -> list[str]:
 
 def services_of(server: ServedWithClient) -> dict[int, str]:
     """{pid: its devices} of the services that run."""
-    found = {}
+    collected = {}
     for pid in server.family:
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"pipeline.serve" in words:
                 conf = words[words.index(b"--local_service_conf") + 1]
-                found[pid] = json.loads(conf)["devices"]
-    return found
+                collected[pid] = json.loads(conf)["devices"]
+    return collected
 
 
 def answers(server: ServedWithClient) -> bool:
@@ -122,7 +122,7 @@ def answers(server: ServedWithClient) -> bool:
     ],
     ids=["brpc", "grpc", "brpc processes", "grpc processes", "spawn", "copies"],
 )
-def test_a_model_is_served_and_everything_ends_with_the_server(tmp_path, config):
+def test_a_model_is_served_and_all_processes_end_with_the_server(tmp_path, config):
     with served(tmp_path, config) as server:
         server.wait_until_ready()
         assert list(services_of(server).values()) == [""]
@@ -134,7 +134,7 @@ def test_a_model_is_served_and_everything_ends_with_the_server(tmp_path, config)
         assert temporary_files(tmp_path) == []
 
 
-def test_a_model_without_aliases_is_asked_by_its_own_names(tmp_path):
+def test_a_model_without_aliases_is_called_with_its_own_names(tmp_path):
     save_model(tmp_path / "toy", with_conf=False)
     with running(tmp_path, config_of(), SCRIPT.replace("the_", "")) as server:
         assert server.wait_until_ready().get({"v": "3"}) == {"y": "6.0"}
@@ -170,7 +170,7 @@ def kill_the_service_of(server: ServedWithClient) -> None:
 
 
 @pytest.mark.parametrize("client_type", ["brpc", "grpc"])
-def test_a_service_that_is_killed_comes_back(tmp_path, client_type):
+def test_a_killed_service_restarts(tmp_path, client_type):
     with served(tmp_path, config_of(client_type)) as server:
         server.wait_until_ready()
         for _ in range(2):
@@ -217,7 +217,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_ports_are_known_before_and_refuse_until_the_services_run(tmp_path, open_files):
+def test_ports_are_known_early_and_refuse_until_the_services_run(tmp_path, open_files):
     services = ModelServices(dict.fromkeys([op_of(tmp_path, devices="0,1")], tmp_path))
     services.open()
     endpoints = services.addresses["model"].endpoints
@@ -231,13 +231,13 @@ def test_ports_are_known_before_and_refuse_until_the_services_run(tmp_path, open
 
 
 @pytest.mark.parametrize("local", [{"client_type": "local_predictor"}, {"model_config": None}])
-def test_an_op_that_wants_no_service_gets_none(tmp_path, local):
+def test_an_op_without_a_service_starts_none(tmp_path, local):
     services = ModelServices(dict.fromkeys([op_of(tmp_path, **local)], tmp_path))
     services.open()
     assert services.addresses == {}
 
 
-def test_the_folder_for_clients_is_locked_and_goes_with_the_services(
+def test_the_folder_for_clients_is_locked_and_removed_with_the_services(
     tmp_path, temporary, open_files
 ):
     services = ModelServices(dict.fromkeys([op_of(tmp_path)], tmp_path))
@@ -261,7 +261,7 @@ def test_no_folder_is_made_where_the_op_has_a_client_config(tmp_path, temporary)
     services.close()
 
 
-def test_without_a_temporary_folder_nothing_is_opened(tmp_path, temporary, open_files):
+def test_without_a_temporary_folder_no_port_is_opened(tmp_path, temporary, open_files):
     temporary.rmdir()
     ops = op_of(tmp_path, client_config="c"), op_of(tmp_path)
     services = ModelServices(dict.fromkeys(ops, tmp_path))
@@ -271,7 +271,7 @@ def test_without_a_temporary_folder_nothing_is_opened(tmp_path, temporary, open_
 
 
 @on_loop
-async def test_a_service_that_is_refused_its_model_says_so(tmp_path, open_files):
+async def test_a_service_without_its_model_gives_the_reason(tmp_path, open_files):
     services = ModelServices(dict.fromkeys([op_of(tmp_path)], tmp_path))
     services.open()
     try:
@@ -282,7 +282,7 @@ async def test_a_service_that_is_refused_its_model_says_so(tmp_path, open_files)
 
 
 @on_loop
-async def test_a_start_that_is_given_up_leaves_nothing(tmp_path, temporary, open_files):
+async def test_a_cancelled_start_leaves_nothing(tmp_path, temporary, open_files):
     save_model(tmp_path / "toy")
     services = ModelServices(dict.fromkeys([op_of(tmp_path)], tmp_path))
     services.open()
@@ -294,7 +294,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(tmp_path, temporary, open
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_service_says_is_logged_at_its_level(caplog):
+def test_the_output_of_a_service_is_logged_at_its_level(caplog):
     caplog.set_level("INFO", "pipeline")
     log = _StderrLogger("model")
     log.write(b"WARNING a: b\nplain")

@@ -211,10 +211,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedCopies]:
 # Serving --------------------------------------------------------------------------------------
 
 
-def test_both_copies_answer_over_grpc_and_http_with_workers_of_their_own(served):
+def test_both_replicas_answer_over_grpc_and_http_with_their_own_workers(served):
     with served.copies() as copies:
-        found = {pid: copy.get() for pid, copy in copies.items()}
-        for pid, answer in found.items():
+        results = {pid: copy.get() for pid, copy in copies.items()}
+        for pid, answer in results.items():
             assert int(answer["worker"]) in served.descendants_of(pid)
             assert pid in served.descendants_of(served.process.pid)
             status, over_http = copies[pid].post()
@@ -222,7 +222,7 @@ def test_both_copies_answer_over_grpc_and_http_with_workers_of_their_own(served)
             again = dict(zip(over_http["key"], over_http["value"], strict=True))
             assert int(again["data_id"]) == int(answer["data_id"]) + 2
             assert (again["copy"], again["worker"]) == (str(pid), answer["worker"])
-        assert {int(answer["data_id"]) % 2 for answer in found.values()} == {0, 1}
+        assert {int(answer["data_id"]) % 2 for answer in results.values()} == {0, 1}
 
 
 def test_messages_may_be_as_large_as_is_configured(served):
@@ -263,7 +263,7 @@ def test_all_lines_are_in_one_file_that_the_server_writes(served):
 # Health ---------------------------------------------------------------------------------------
 
 
-def test_a_crash_loop_in_one_copy_is_told_by_all_until_it_is_over(served):
+def test_a_crash_loop_in_one_replica_is_reported_by_all_until_its_end(served):
     with served.copies() as copies:
         assert [copy.health() for copy in copies.values()] == [ALL_WELL, ALL_WELL]
         worker = int(next(iter(copies.values())).get()["worker"])
@@ -280,7 +280,7 @@ def test_a_crash_loop_in_one_copy_is_told_by_all_until_it_is_over(served):
 # Ends -----------------------------------------------------------------------------------------
 
 
-def test_a_copy_that_is_killed_is_replaced_and_its_neighbour_does_not_notice(served):
+def test_a_killed_replica_is_replaced_without_effect_on_the_other(served):
     with served.copies() as copies:
         (victim, ill), (neighbour, well) = copies.items()
         own = served.descendants_of(victim)
@@ -321,7 +321,7 @@ def test_when_the_server_is_killed_all_its_processes_go(serve):
         pytest.param(signal.SIGINT, os.killpg, id="ctrl-c"),
     ],
 )
-def test_a_signal_lets_requests_in_all_copies_finish_and_leaves_nothing(serve, number, send):
+def test_a_signal_lets_requests_in_all_replicas_finish_and_leaves_nothing(serve, number, send):
     served = serve(stop_grace_period=600_000).wait_until_ready()
     with served.copies() as copies:
         with served.held(*copies.values()) as calls:
@@ -337,7 +337,7 @@ def test_a_signal_lets_requests_in_all_copies_finish_and_leaves_nothing(serve, n
     assert without_log(served.text("stderr")).splitlines()[1:] == []
 
 
-def test_a_second_signal_answers_what_is_left_at_once(serve):
+def test_a_second_signal_answers_the_rest_at_once(serve):
     served = serve(stop_grace_period=600_000).wait_until_ready()
     with served.copies() as copies, served.held(*copies.values()) as calls:
         os.kill(served.process.pid, signal.SIGTERM)
@@ -357,7 +357,7 @@ def test_a_signal_while_the_copies_start_ends_them(serve):
     assert "is ready" not in served.text("stderr")
 
 
-def test_a_copy_that_fails_to_start_ends_the_server_and_says_why(serve):
+def test_a_replica_that_fails_to_start_ends_the_server_with_the_reason(serve):
     served = serve("--init", "raise")
     assert served.ends() == 1
     assert served.family == set()
@@ -368,7 +368,7 @@ def test_a_copy_that_fails_to_start_ends_the_server_and_says_why(serve):
     assert "run_server returned" not in served.text("stdout")
 
 
-def test_a_port_that_is_in_use_ends_the_server_and_says_which(serve):
+def test_a_port_in_use_ends_the_server_with_its_name(serve):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         served = serve(http_port=port)

@@ -58,9 +58,9 @@ class Serve:
             lambda: bool(re.search(ready, self.stderr)) or self.process.poll() is not None,
             PATIENCE_S,
         )
-        found = re.search(ready, self.stderr)
-        assert found, self.stderr
-        self.port = int(found[1])
+        match = re.search(ready, self.stderr)
+        assert match, self.stderr
+        self.port = int(match[1])
         return self
 
     def ends(self) -> int:
@@ -171,7 +171,7 @@ def test_grpc_is_answered_on_the_same_port(service):
         assert answer.log_id == 9
 
 
-def test_grpc_tells_that_it_is_healthy(service):
+def test_grpc_reports_health(service):
     with grpc.insecure_channel(f"127.0.0.1:{service.port}") as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         answer = stub.Check(health_pb2.HealthCheckRequest(service=SERVICE), timeout=PATIENCE_S)
@@ -184,7 +184,7 @@ def test_a_feed_may_be_called_by_either_name(service):
             assert brpc.ask(request_of(ROW, name, alias))[0] == 0
 
 
-def test_what_is_asked_for_is_answered_in_that_order(service):
+def test_requested_outputs_are_answered_in_order(service):
     with Brpc(service.port) as brpc:
         wanted = ["the_z", "y"]
         _, _, answer = brpc.ask(request_of(ROW, fetch_var_names=wanted))
@@ -202,11 +202,11 @@ REFUSED = [
 ]
 
 
-def test_what_the_model_cannot_take_is_refused_with_the_reason(service):
+def test_an_input_that_the_model_cannot_take_is_refused_with_the_reason(service):
     for request, text in REFUSED:
         with Brpc(service.port) as brpc:
-            code, found, _ = brpc.ask(request)
-            assert (code, text in found) == (BrpcCode.BAD_REQUEST, True), found
+            code, result, _ = brpc.ask(request)
+            assert (code, text in result) == (BrpcCode.BAD_REQUEST, True), result
             assert brpc.ask(request_of(ROW))[0] == 0
         with pytest.raises(grpc.RpcError) as caught:
             over_grpc(service.port, request)
@@ -259,7 +259,7 @@ def test_in_processes_in_batches_and_with_a_port_for_grpc_alone(tmp_path):
         assert "ERROR" not in serve.stderr
 
 
-def test_a_signal_ends_it_and_nothing_is_left(tmp_path):
+def test_a_signal_ends_the_service_and_leaves_nothing(tmp_path):
     model = save_model(tmp_path / "toy")
     with serving(tmp_path, "--model", str(model / "model.onnx")) as serve:
         with Brpc(serve.port) as brpc:
@@ -270,7 +270,7 @@ def test_a_signal_ends_it_and_nothing_is_left(tmp_path):
         assert family_of(tmp_path) == set()
 
 
-def test_what_clients_have_to_know_is_written_and_they_can_use_it(tmp_path):
+def test_the_configuration_of_clients_is_written_and_works(tmp_path):
     model = save_model(tmp_path / "toy")
     conf = tmp_path / "new" / "conf"
     with serving(tmp_path, "--model", str(model), "--write_client_conf", str(conf)) as serve:
@@ -321,7 +321,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_before_the_model_is_loaded(tmp
     assert said.startswith("pipeline.serve: --write_client_conf: bad.onnx/conf cannot be made: ")
 
 
-def test_a_type_that_clients_cannot_be_told_is_an_error_in_one_line(tmp_path):
+def test_a_type_without_a_form_for_clients_is_an_error_in_one_line(tmp_path):
     model = save_model(tmp_path / "toy", kind=TensorProto.UINT64)
     code, said = outcome(
         tmp_path, "--model", str(model), "--port", "0", "--write_client_conf", "conf"
@@ -332,7 +332,7 @@ def test_a_type_that_clients_cannot_be_told_is_an_error_in_one_line(tmp_path):
     assert list((tmp_path / "conf").iterdir()) == []
 
 
-def test_help_says_what_there_is():
+def test_help_lists_the_options():
     code, _ = outcome(Path.cwd(), "--help")
     assert code == 0
 
@@ -350,7 +350,7 @@ def test_help_says_what_there_is():
         (("--model", ".", "--local_service_conf", "[]"), "expected a JSON object"),
     ],
 )
-def test_what_is_not_supported_is_said(arguments, text):
+def test_an_unsupported_option_is_refused(arguments, text):
     with pytest.raises(ConfigError) as caught:
         read_arguments(arguments)
     assert text in str(caught.value)
@@ -376,7 +376,7 @@ def test_the_predecessors_flags_are_understood(tmp_path):
     ("flags", "use_mkldnn", "ir_optim"),
     [([], None, None), (["--ir_optim"], None, True), (["--use_mkl"], True, True)],
 )
-def test_what_no_flag_asks_for_is_left_to_the_engine(tmp_path, flags, use_mkldnn, ir_optim):
+def test_options_without_a_flag_are_left_to_the_engine(tmp_path, flags, use_mkldnn, ir_optim):
     """An explicit False switches oneDNN off, which makes Paddle several times slower."""
     model = str(save_model(tmp_path / "toy"))
     op = read_arguments(["--model", model, *flags]).config["op"]["model"]

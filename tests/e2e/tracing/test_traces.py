@@ -61,7 +61,7 @@ class Outside:
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
-def test_a_trace_goes_through_the_workers_to_the_remote_server(
+def test_a_trace_passes_the_workers_and_the_remote_server(
     workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     outside = Outside()
@@ -93,8 +93,8 @@ def test_a_trace_goes_through_the_workers_to_the_remote_server(
     assert {"svc", "near", "far", "far process"} <= set(outside.spans)
     assert {int.from_bytes(span.trace_id, "big") for span in outside.spans.values()} == {0xABC}
     assert int.from_bytes(outside.spans["svc"].parent_span_id, "big") == CALLER.span_id
-    (told,) = outside.told
-    assert told is not None
-    context = parse_traceparent(told)
+    (reported,) = outside.told
+    assert reported is not None
+    context = parse_traceparent(reported)
     assert context is not None
     assert context.span_id == int.from_bytes(outside.spans["far process"].span_id, "big")

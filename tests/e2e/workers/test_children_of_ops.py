@@ -107,7 +107,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServedWit
         run.close()
 
 
-def test_a_signal_to_a_child_ends_the_child_and_nobody_else(served: ServedWithClient) -> None:
+def test_a_signal_to_a_child_ends_only_the_child(served: ServedWithClient) -> None:
     pids = served.get({"how": "pid"})
     for how, answer in (
         ("pool", "[4, 9]"),

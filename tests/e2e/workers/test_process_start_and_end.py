@@ -163,7 +163,7 @@ def test_when_the_server_is_killed_all_its_processes_go(serve):
         ("exit", ["exit code 7"]),
     ],
 )
-def test_one_worker_that_fails_to_start_ends_the_server_and_says_why(serve, how, texts):
+def test_one_worker_that_fails_to_start_ends_the_server_with_the_reason(serve, how, texts):
     served = serve("--init", how, concurrency=3)
     assert served.ends() == 1
     assert served.family == set()
@@ -262,7 +262,7 @@ def check_alone(folder: Path, done: subprocess.CompletedProcess[str]) -> None:
     assert (folder / "imports").read_text() == "once\n", "no process runs the script again"
 
 
-def test_a_script_may_be_given_on_the_command_line(tmp_path):
+def test_a_script_may_be_on_the_command_line(tmp_path):
     done = run_alone(tmp_path, ["-c", ALONE])
     check_alone(tmp_path, done)
     assert without_log(done.stderr) == ""
@@ -282,7 +282,7 @@ def test_spawned_workers_need_no_guard_either(tmp_path, arguments):
     assert without_log(done.stderr) == ""
 
 
-def test_what_cannot_be_spawned_is_named_with_what_to_do(tmp_path):
+def test_an_object_that_cannot_be_spawned_is_named_with_advice(tmp_path):
     done = run_alone(tmp_path, ["script.py"], {"broken": "yes"}, start_method="spawn")
     assert done.returncode == 1
     assert "InitError" in done.stderr
@@ -345,8 +345,8 @@ def test_a_server_runs_in_an_event_loop_of_the_user(open_files):
             finally:
                 await client.close()
 
-    found = asyncio.run(ask())
-    assert len({*found.values(), str(os.getpid())}) == 3
+    result = asyncio.run(ask())
+    assert len({*result.values(), str(os.getpid())}) == 3
 
 
 def test_a_worker_that_fails_to_start_raises_and_leaves_nothing(open_files):

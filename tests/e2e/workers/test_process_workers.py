@@ -356,11 +356,11 @@ def save_doubling_model(path: Path) -> None:
 # Where things run -----------------------------------------------------------------------------
 
 
-def test_globals_late_attributes_and_what_init_op_set_are_there_in_a_worker(rich):
+def test_globals_late_attributes_and_results_of_init_op_are_present_in_a_worker(rich):
     assert rich.get({"work.process": "words"})["words"] == "+!lateabc"
 
 
-def test_each_op_runs_where_its_workers_are_said_to(rich):
+def test_each_op_runs_in_its_configured_kind_of_worker(rich):
     ran_in = {name: int(where.split()[1]) for name, where in rich.get({}).items()}
     assert ran_in.keys() == IN_PROCESSES.keys() | IN_THREADS
     workers = [ran_in[name] for name in IN_PROCESSES]
@@ -369,7 +369,7 @@ def test_each_op_runs_where_its_workers_are_said_to(rich):
     assert set(workers) <= rich.family
 
 
-def test_every_worker_process_runs_init_op_once_and_knows_its_number(rich):
+def test_each_worker_process_runs_init_op_once_and_has_its_number(rich):
     with rich.held("limited.preprocess", count=2) as calls:
         pids = set(calls)
     answered = {answers(call.result(PATIENCE_S))["limited"] for call in calls.values()}
@@ -384,7 +384,7 @@ def test_every_worker_process_runs_init_op_once_and_knows_its_number(rich):
     assert {f"{idx} {pid}" for name, idx, pid in inits if name == "limited"} >= answered
 
 
-def test_nothing_is_forked_beside_a_thread(rich):
+def test_no_process_is_forked_while_another_thread_runs(rich):
     """Neither the zygotes nor, later, the workers."""
     assert set(rich.text("forks").split()) == {"1"}
 
@@ -408,7 +408,7 @@ def test_async_methods_run_in_the_worker(rich):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "generator"])
 @pytest.mark.parametrize("maker", ["front", "work"])
-def test_a_payload_arrives_as_it_was_in_each_op_for_itself(rich, maker, kind):
+def test_each_op_gets_its_own_unchanged_copy_of_a_payload(rich, maker, kind):
     """Each of the three that read it changes all of it."""
     answer = rich.get({f"{maker}.postprocess": f"make {kind}"})
     assert len(answer["made"]) > 3
@@ -418,7 +418,7 @@ def test_a_payload_arrives_as_it_was_in_each_op_for_itself(rich, maker, kind):
     assert rich.get({f"{maker}.postprocess": "recall"})["kept"] == answer["made"]
 
 
-def test_what_a_caller_sends_arrives_as_it_was(rich):
+def test_the_payload_of_a_client_arrives_unchanged(rich):
     for payload in (np.random.default_rng(1).random((500, 500), np.float32), b"\0x" * 500_000):
         feed = {"front.preprocess": "look", "payload": payload}
         answer = rich.client.predict(feed, pack_tensor_format=True, timeout=PATIENCE_S)
@@ -430,10 +430,10 @@ def test_what_a_caller_sends_arrives_as_it_was(rich):
 def test_many_large_payloads_at_once_are_not_mixed_up(rich):
     kinds = ["big array", "nested", "bytes", "texts", "big arrays"] * 4
     calls = [rich.send({"work.postprocess": f"make {kind}"}) for kind in kinds]
-    found = [answers(call.result(PATIENCE_S)) for call in calls]
-    for answer in found:
+    results = [answers(call.result(PATIENCE_S)) for call in calls]
+    for answer in results:
         assert answer["left.saw"] == answer["right.saw"] == answer["made"]
-    assert len({answer["made"] for answer in found}) == 5
+    assert len({answer["made"] for answer in results}) == 5
 
 
 def test_large_payloads_leave_no_file_behind(rich):
@@ -443,7 +443,7 @@ def test_large_payloads_leave_no_file_behind(rich):
 
 
 @pytest.mark.parametrize("maker", ["front", "work"])
-def test_a_payload_that_cannot_be_sent_is_an_error_of_that_request_only(rich, maker):
+def test_a_payload_that_cannot_be_sent_is_an_error_of_its_request_only(rich, maker):
     with rich.held("right.preprocess") as calls:
         answer = rich.ask({f"{maker}.postprocess": "make generator"})
         assert 7000 <= answer.err_no < 8000, answer.err_msg
@@ -454,7 +454,7 @@ def test_a_payload_that_cannot_be_sent_is_an_error_of_that_request_only(rich, ma
         assert answers(call.result(PATIENCE_S))["right"] == f"0 {pid}", "its worker lives"
 
 
-def test_what_preprocess_stores_on_self_is_there_in_postprocess_of_that_request(rich):
+def test_attributes_of_preprocess_are_present_in_postprocess_of_the_request(rich):
     texts = [f"text {number}" for number in range(24)]
     asked = [{"limited.preprocess": f"store {t}", "limited.postprocess": "stored"} for t in texts]
     calls = [rich.send(pairs) for pairs in asked]
@@ -472,7 +472,7 @@ def logged(served: ServedWithClient, op: str, mark: str) -> list[str]:
     return [line for line in served.log.splitlines() if mark in line]
 
 
-def test_what_a_worker_logs_is_in_the_log_once_with_its_pid(rich):
+def test_a_line_of_a_worker_is_logged_once_with_its_pid(rich):
     mark = next(unique) + " happened"
     rich.get({"right.process": f"log {mark}"})
     (line,) = logged(rich, "right", mark)
@@ -481,7 +481,7 @@ def test_what_a_worker_logs_is_in_the_log_once_with_its_pid(rich):
     assert line.endswith(f" [web_server.py:{number}] [pid {rich.pid_of('right')}] {mark}")
 
 
-def test_a_traceback_of_a_worker_is_in_the_log_once_with_its_pid(rich):
+def test_a_traceback_of_a_worker_is_logged_once_with_its_pid(rich):
     mark = next(unique) + " happened"
     pid = rich.pid_of("right")
     answer = rich.ask({"right.process": f"raise {mark}"})
@@ -506,7 +506,7 @@ def test_a_traceback_of_a_worker_is_in_the_log_once_with_its_pid(rich):
     [("segfault", "SIGSEGV"), ("exit 3", "exit code 3"), ("kill", "SIGKILL")],
 )
 @pytest.mark.parametrize("stage", ["preprocess", "process", "postprocess"])
-def test_a_request_that_kills_its_worker_is_told_how_it_died(rich, stage, act, reason):
+def test_a_request_that_kills_its_worker_gets_the_cause_of_death(rich, stage, act, reason):
     pid = rich.pid_of("work")
     answer = rich.ask({f"work.{stage}": act})
     assert answer.err_no != 0
@@ -515,13 +515,13 @@ def test_a_request_that_kills_its_worker_is_told_how_it_died(rich, stage, act, r
     assert rich.pid_of("work") != pid
 
 
-def test_the_request_after_the_death_of_an_idle_worker_is_served_by_another(rich):
+def test_the_request_after_the_death_of_an_idle_worker_runs_at_another(rich):
     pid = rich.pid_of("left")
     os.kill(pid, signal.SIGKILL)
     assert rich.pid_of("left") != pid
 
 
-def test_what_waits_behind_a_request_whose_worker_dies_is_served(rich):
+def test_requests_waiting_behind_a_deadly_one_are_served(rich):
     with rich.held("right.preprocess") as calls:
         ((pid, first),) = calls.items()
         behind = [rich.send({}) for _ in range(4)]
@@ -531,13 +531,13 @@ def test_what_waits_behind_a_request_whose_worker_dies_is_served(rich):
             assert answers(call.result(PATIENCE_S))["right"] != f"0 {pid}"
 
 
-def test_a_call_that_kills_its_worker_is_tried_again_where_retry_says_so(rich):
+def test_a_call_that_kills_its_worker_is_repeated_with_retry(rich):
     pid = rich.pid_of("retried")
     answer = rich.get({"retried.process": f"once {next(unique)} segfault"})
     assert answer["retried"] != f"0 {pid}"
 
 
-def test_the_end_of_whoever_starts_the_workers_is_survived(rich):
+def test_a_killed_zygote_is_replaced(rich):
     zygote = stat_of(rich.pid_of("right"))[1]
     assert zygote in rich.family - {rich.process.pid}
     os.kill(zygote, signal.SIGKILL)
@@ -598,7 +598,7 @@ server.run_server()
 
 
 @pytest.mark.parametrize("reader", ["thread", "last", "process"])
-def test_what_a_worker_sends_runs_nothing_in_the_server(tmp_path, reader):
+def test_the_data_of_a_worker_runs_no_code_in_the_server(tmp_path, reader):
     config = {
         "op": {
             "works": {"workers": "process"},
@@ -648,13 +648,13 @@ def test_no_request_waits_for_a_busy_worker_while_another_is_idle(rich):
     assert int(answers(held.result(PATIENCE_S))["limited"].split()[1]) == busy
 
 
-def test_a_call_that_hangs_once_succeeds_where_retry_says_so(rich):
+def test_a_call_that_hangs_once_succeeds_with_retry(rich):
     pid = rich.pid_of("retried")
     answer = rich.get({"retried.process": f"once {next(unique)} hang"})
     assert answer["retried"] != f"0 {pid}"
 
 
-def test_requests_that_hang_in_a_row_fail_alone_and_all_others_are_answered(rich):
+def test_consecutive_hanging_requests_fail_alone_and_others_are_answered(rich):
     """Of the only worker: four processes in a row that never got to answer."""
     hanging = [rich.send({"retried.process": "hang"}) for _ in range(2)]
     waiting = [rich.send({}) for _ in range(8)]
@@ -773,11 +773,11 @@ def ask_four(served: ServedWithClient, *what: str) -> list[Any]:
 
 
 def test_a_batch_runs_in_a_worker_process_in_one_call(batch_server):
-    found = [answers(answer) for answer in ask_four(batch_server, "", "", "", "")]
-    assert [answer["twice"] for answer in found] == ["0.0", "2.0", "4.0", "6.0"]
-    assert [answer["own"] for answer in found] == ["0", "1", "2", "3"]
+    results = [answers(answer) for answer in ask_four(batch_server, "", "", "", "")]
+    assert [answer["twice"] for answer in results] == ["0.0", "2.0", "4.0", "6.0"]
+    assert [answer["own"] for answer in results] == ["0", "1", "2", "3"]
     assert batch_server.text("calls").split() == ["4"]
-    (pid,) = {answer["pid"] for answer in found}
+    (pid,) = {answer["pid"] for answer in results}
     assert int(pid) in batch_server.family - {batch_server.process.pid}
 
 
@@ -790,7 +790,7 @@ def test_a_batch_runs_in_a_worker_process_in_one_call(batch_server):
         ("exit", "4", "exit code 3"),
     ],
 )
-def test_a_bad_sample_costs_the_others_of_its_batch_nothing(batch_server, bad, first_call, reason):
+def test_a_bad_sample_does_not_affect_others_of_its_batch(batch_server, bad, first_call, reason):
     first, second, failed, fourth = ask_four(batch_server, "", "", bad, "")
     good = [answers(answer) for answer in (first, second, fourth)]
     assert [(answer["twice"], answer["own"]) for answer in good] == [

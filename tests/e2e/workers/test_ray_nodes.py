@@ -44,9 +44,9 @@ async def _placed() -> None:
         "beside": {"concurrency": 2, "ray": {"num_cpus": 0.1, "near": "close"}},
     }
     async with server_of(chain_of(*ops), ops) as server:
-        found = nodes_of(server)
-        assert len(set(found["wide"])) == 3
-        assert len({*found["close"], *found["beside"]}) == 1
+        result = nodes_of(server)
+        assert len(set(result["wide"])) == 3
+        assert len({*result["close"], *result["beside"]}) == 1
 
 
 async def _joined(made: Any) -> None:

@@ -130,7 +130,7 @@ def test_requests_are_answered_from_other_processes(served):
     assert len({answer["first"], answer["second"], str(served.process.pid)}) == 3
 
 
-def test_a_large_answer_comes_to_the_next_op_whole(served):
+def test_a_large_answer_reaches_the_next_op_complete(served):
     answers = [served.send({"size": str(size)}) for size in (1 << 20, 1 << 17, 10)]
     sums = [served_answer(call)["sum"] for call in answers]
     assert sums == [str(3 << 20), str(3 << 17), "30"]
@@ -142,7 +142,7 @@ def served_answer(call) -> dict[str, str]:
     return dict(zip(response.key, response.value, strict=True))
 
 
-def test_a_request_whose_actor_dies_has_its_next_attempt(served, tmp_path):
+def test_a_request_whose_actor_dies_is_repeated(served, tmp_path):
     answer = served.get({"die": str(tmp_path / "died")})
     assert answer["sum"] == "12"
     assert "worker" in served.log
@@ -167,7 +167,7 @@ def test_parts_of_a_stream_come_in_order(served):
     assert [part["part"] for part in parts] == [0, 1, 2, 3, 4]
 
 
-def test_what_an_actor_logs_is_in_the_servers_log(served):
+def test_a_line_of_an_actor_is_in_the_servers_log(served):
     served.get({"say": "hello"})
     wait_until(lambda: "the actor says hello" in served.log)
     assert Path(served.folder / "PipelineServingLogs").is_dir()

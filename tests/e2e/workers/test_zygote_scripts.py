@@ -74,7 +74,7 @@ SIGNAL_THE_GROUP = """
 
 
 @pytest.mark.parametrize("with_a_fork", [False, True])
-def test_nothing_outlives_a_parent_that_is_killed(tmp_path, with_a_fork):
+def test_no_process_outlives_a_killed_parent(tmp_path, with_a_fork):
     script = PARENT.format(then=("other_fork()" if with_a_fork else "pass") + TELL)
     with run_script(tmp_path, script) as parent:
         assert parent.stdout is not None
@@ -100,7 +100,7 @@ LET_ONE_PRINT = """
 """
 
 
-def test_what_is_printed_before_the_fork_and_in_a_child_comes_out_once(tmp_path):
+def test_output_before_the_fork_and_of_a_child_is_printed_once(tmp_path):
     with run_script(tmp_path, PARENT.format(then=LET_ONE_PRINT)) as parent:
         printed, errors = parent.communicate()
     assert (parent.returncode, errors) == (0, "")
@@ -219,7 +219,7 @@ def test_spawn_ships_classes_and_globals_of_an_unguarded_script(tmp_path, extra)
         ("args.left = (i for i in ())", r"global args\.left \(generator\)"),
     ],
 )
-def test_what_spawn_cannot_ship_is_named(tmp_path, before, where):
+def test_an_object_that_spawn_cannot_send_is_named(tmp_path, before, where):
     script = UNGUARDED.format(extra="", before=before)
     with run_script(tmp_path, script, "argument") as parent:
         _, errors = parent.communicate()
@@ -230,7 +230,7 @@ def test_what_spawn_cannot_ship_is_named(tmp_path, before, where):
     assert re.search(where, last), last
 
 
-def test_a_zygote_that_is_spawned_loads_nothing_heavy():
+def test_a_spawned_zygote_imports_no_heavy_modules():
     loaded = "import pipeline.workers.zygote.spawn, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True)
     modules = {name.split(".")[0] for name in done.stdout.split()}

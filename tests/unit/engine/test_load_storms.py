@@ -12,9 +12,9 @@ SHOWN_BY = {
     "a_level_is_measured_by_all": loads.Case("levels", 2, 1, 0.05, 10.0, 35.0, 1.2, 5, False),
     "all_levels_are_one_queue": loads.Case("levels", 2, 1, 0.05, 4.0, 20.0, 1.2, 5, False),
     "bursts_are_kept_short": loads.made_case(1),
-    "each_counts_twice": loads.made_case(2),
+    "each_answer_counts_twice": loads.made_case(2),
     "everybody_inside_is_before": loads.Case("answered", 2, 1, 0.05, 4.0, 10.0, 1.2, 5, False),
-    "kept_answers_are_judged_first": loads.Case(
+    "cached_answers_are_judged_first": loads.Case(
         "kept of the graph", 2, 1, 0.05, 4.0, 10.0, 1.2, 5, False
     ),
     "no_op_refuses": loads.Case("answered", 2, 1, 0.05, 10.0, 10.0, 1.2, 5, False),

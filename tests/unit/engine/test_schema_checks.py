@@ -80,7 +80,8 @@ async def test_text_is_converted_and_answers_are_completed_by_schemas():
         assert (refused.err_no, refused.err_msg) == (PACKAGE, "a: expected int, found str 'x'")
         refused = await engine.ask(a="13")
         assert refused.err_no == TYPE_ERROR
-        assert refused.err_msg == "the answer is not a valid Reply: said: expected str, found int 13"
+        text = "the answer is not a valid Reply: said: expected str, found int 13"
+        assert refused.err_msg == text
         assert answers(await engine.ask(a="4"))["said"] == "fine", "nothing else is touched"
         assert engine.executor.inside == 0
 

@@ -177,8 +177,8 @@ def ports(gateway_binary: Path, module_logs: None) -> Iterator[dict[str, int]]:
             routes = stack.enter_context(plain_server(**limits))
         lane = stack.enter_context(plain_server(**limits))
         gateway = stack.enter_context(plain_server(edge="gateway", **limits))
-        found = {"lane": lane, "routes": routes, "gateway": gateway}
-        yield {name: server.http_port for name, server in found.items()}
+        result = {"lane": lane, "routes": routes, "gateway": gateway}
+        yield {name: server.http_port for name, server in result.items()}
 
 
 def answer_of(port: int, case: Case) -> Answer:
@@ -190,7 +190,7 @@ def answer_of(port: int, case: Case) -> Answer:
 
 @pytest.mark.parametrize("case", [*CASES, *OTHER_BODIES], ids=lambda case: case.name)
 @pytest.mark.parametrize("place", PLACES)
-def test_all_answer_as_the_table_says(ports: dict[str, int], place: str, case: Case):
+def test_all_places_answer_as_in_the_table(ports: dict[str, int], place: str, case: Case):
     answer = answer_of(ports[place], case)
     assert (answer.status, answer.headers["content-type"]) == (case.status, case.content_type)
     if isinstance(case.answer, bytes):
@@ -242,5 +242,5 @@ class TestStreams:
         answer = answer_of(speaking[place], case)
         assert (answer.status, answer.json["error"]["code"]) == (400, 52)
 
-    def test_who_asks_for_one_answer_gets_one(self, speaking: dict[str, int], place: str):
+    def test_a_unary_request_gets_one_answer(self, speaking: dict[str, int], place: str):
         assert answer_of(speaking[place], ok("", {"n": 3}, None)).json == {"at": 2}

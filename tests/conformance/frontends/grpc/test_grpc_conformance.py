@@ -74,7 +74,7 @@ def held(holder: Holder) -> Iterator[Holder]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_it_answers_as_the_table_says(channel, held, case: Case):
+def test_the_server_answers_as_in_the_table(channel, held, case: Case):
     case.hold(channel)
 
 
@@ -102,7 +102,7 @@ def test_a_deadline_that_passes_ends_the_call_and_frees_its_place(server, channe
     [(INFERENCE, request("hold")), (f"/{V2}/ModelInfer", infer(HELD))],
     ids=["pipeline", "v2"],
 )
-def test_a_caller_who_leaves_gives_up_its_place(server, channel, held, method, message):
+def test_a_cancellation_frees_the_place_of_its_request(server, channel, held, method, message):
     calls = [channel.unary_unary(method).future(message, timeout=60) for _ in range(8)]
     wait_until(lambda: server.executor.inside == 8)
     for call in calls:
@@ -133,7 +133,7 @@ def test_many_calls_share_a_channel(server, channel):
     wait_until(lambda: server.executor.inside == 0)
 
 
-def test_small_calls_pass_beside_large_ones(channel):
+def test_small_calls_pass_large_ones(channel):
     call = channel.unary_unary(INFERENCE)
     large = [call.future(request(a="x" * 2_000_000), timeout=60) for _ in range(4)]
     small = [call.future(request(n=str(number)), timeout=60) for number in range(50)]
@@ -150,7 +150,7 @@ def test_of_a_unary_method_that_is_sent_two_messages_the_first_counts(channel):
     assert list(answers) == [_echoed(a="1")]
 
 
-def test_there_is_no_metadata_in_an_answer_that_the_caller_did_not_ask_for(channel):
+def test_an_answer_has_only_requested_metadata(channel):
     answer, call = channel.unary_unary(INFERENCE).with_call(request(a="1"), timeout=30)
     assert answer == _echoed(a="1")
     assert not list(call.initial_metadata())
@@ -166,7 +166,7 @@ def test_a_stream_answers_in_order(channel):
     assert answers == [(str(number), "", [float(number)]) for number in range(200)]
 
 
-def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on(channel):
+def test_an_error_in_a_stream_is_an_answer_and_the_stream_continues(channel):
     messages = [infer(1, model="nope", request_id="a"), b"\xff", infer(2, request_id="c")]
     first, second, third = map(streamed, channel.stream_stream(STREAM)(iter(messages), timeout=30))
     assert first == ("a", "Request for unknown model: 'nope' is not found", [])
@@ -174,7 +174,7 @@ def test_an_error_in_a_stream_is_an_answer_and_the_stream_goes_on(channel):
     assert third == ("c", "", [2.0])
 
 
-def test_a_stream_of_large_tensors_comes_back_whole(channel):
+def test_a_stream_of_large_tensors_is_returned_complete(channel):
     numbers = [float(number) for number in range(100_000)]
     messages = (infer(*numbers, request_id=str(number)) for number in range(8))
     answers = channel.stream_stream(STREAM)(messages, timeout=60)
@@ -212,7 +212,7 @@ def test_a_caller_answers_while_its_stream_is_open(channel):
     assert number == 5
 
 
-def test_a_caller_who_leaves_a_stream_gives_up_its_places(server, channel, held):
+def test_a_cancelled_stream_frees_its_places(server, channel, held):
     def endless() -> Iterator[bytes]:
         while True:
             yield infer(HELD)
@@ -231,7 +231,7 @@ def test_a_streams_deadline_ends_it(server, channel, held, over):
     wait_until(lambda: server.executor.inside == 0)
 
 
-def test_who_reads_no_answers_does_not_have_all_requests_taken(server, channel):
+def test_a_client_that_reads_no_answers_pauses_its_requests(server, channel):
     """Of an endless stream whose answers nobody takes, a bounded number is read."""
     sent = 0
 
@@ -256,7 +256,7 @@ def test_who_reads_no_answers_does_not_have_all_requests_taken(server, channel):
 # Health and reflection ----------------------------------------------------------------------
 
 
-def test_health_knows_the_server_its_services_and_no_other(channel):
+def test_health_knows_the_server_and_its_services_only(channel):
     check = health_pb2_grpc.HealthStub(channel).Check
     for service in ("", SERVICE, V2):
         request = health_pb2.HealthCheckRequest(service=service)
@@ -270,9 +270,9 @@ def test_health_knows_the_server_its_services_and_no_other(channel):
 def test_health_can_be_watched(channel):
     watch = health_pb2_grpc.HealthStub(channel).Watch
     for service, status in ((V2, Status.SERVING), ("other", Status.SERVICE_UNKNOWN)):
-        told = watch(health_pb2.HealthCheckRequest(service=service), timeout=30)
-        assert next(told).status == status
-        told.cancel()
+        reported = watch(health_pb2.HealthCheckRequest(service=service), timeout=30)
+        assert next(reported).status == status
+        reported.cancel()
 
 
 def reflected(channel: grpc.Channel, **asked: str) -> reflection_pb2.ServerReflectionResponse:
@@ -283,10 +283,10 @@ def reflected(channel: grpc.Channel, **asked: str) -> reflection_pb2.ServerRefle
 
 
 def test_reflection_lists_the_services(channel):
-    found = {
+    results = {
         one.name for one in reflected(channel, list_services="").list_services_response.service
     }
-    assert found >= {
+    assert results >= {
         SERVICE,
         V2,
         "grpc.health.v1.Health",
@@ -303,12 +303,12 @@ def test_reflection_lists_the_services(channel):
         "grpc.health.v1.Health",
     ],
 )
-def test_reflection_describes_what_it_knows(channel, name):
+def test_reflection_describes_known_symbols(channel, name):
     answer = reflected(channel, file_containing_symbol=name)
     assert answer.file_descriptor_response.file_descriptor_proto
 
 
-def test_reflection_knows_nothing_else(channel):
+def test_reflection_refuses_unknown_symbols(channel):
     for asked in ({"file_containing_symbol": "no.Such"}, {"file_by_filename": "nope.proto"}):
         answer = reflected(channel, **asked)
         assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]

@@ -31,9 +31,9 @@ CLOSED = "3001"
 @pytest.fixture
 def holder() -> Iterator[Holder]:
     """Requests that are still held are released at the end."""
-    found = Holder()
-    yield found
-    found.release()
+    result = Holder()
+    yield result
+    result.release()
 
 
 @pytest.fixture(params=edges())
@@ -74,7 +74,7 @@ def watch(channel: grpc.Channel) -> Any:
 # Full ---------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_full_says_so_and_when_to_come_again(settings, holder):
+def test_a_full_server_refuses_with_retry_after(settings, holder):
     server = conformance_server(holder, worker_num=1, queue_size=0, **settings)
     with server, channel_to(server) as channel:
         inside = hold(channel, holder)
@@ -114,15 +114,15 @@ def test_while_the_server_starts_it_is_not_serving(settings):
         try:
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
                 check = health_pb2_grpc.HealthStub(channel).Check
-                asked = health_pb2.HealthCheckRequest()
-                answer = check(asked, wait_for_ready=True, timeout=30)
+                HealthCheckRequest = health_pb2.HealthCheckRequest()
+                answer = check(HealthCheckRequest, wait_for_ready=True, timeout=30)
                 assert answer.status == Health.NOT_SERVING
-                told = watch(channel)
-                assert next(told).status == Health.NOT_SERVING
+                reported = watch(channel)
+                assert next(reported).status == Health.NOT_SERVING
                 awake.set()
                 starting.result(60)
-                assert next(told).status == Health.SERVING
-                assert check(asked, timeout=30).status == Health.SERVING
+                assert next(reported).status == Health.SERVING
+                assert check(HealthCheckRequest, timeout=30).status == Health.SERVING
         finally:
             awake.set()
             starting.result(60)
@@ -132,20 +132,20 @@ def test_while_the_server_starts_it_is_not_serving(settings):
 # It stops -----------------------------------------------------------------------------------
 
 
-def test_a_stop_answers_what_is_inside_and_tells_watchers(settings, holder):
+def test_a_stop_answers_admitted_requests_and_notifies_watchers(settings, holder):
     server = conformance_server(holder, **settings).start()
     with channel_to(server) as channel:
-        told = watch(channel)
-        assert next(told).status == Health.SERVING
+        reported = watch(channel)
+        assert next(reported).status == Health.SERVING
         calls = [hold(channel, holder), hold(channel, holder, f"/{V2}/ModelInfer")]
         with stopping(server):
-            assert next(told).status == Health.NOT_SERVING
+            assert next(reported).status == Health.NOT_SERVING
             holder.release()
             assert all(call.result(30) is not None for call in calls)
-        assert told.code() is Status.UNAVAILABLE
+        assert reported.code() is Status.UNAVAILABLE
 
 
-def test_who_comes_while_the_server_stops_is_not_worked_on(settings, holder):
+def test_a_request_during_the_stop_is_not_processed(settings, holder):
     server = conformance_server(holder, **settings).start()
     with channel_to(server) as channel:
         inside = hold(channel, holder)
@@ -207,7 +207,7 @@ def test_an_idle_stream_ends_as_unavailable_behind_its_answers(settings, holder)
             done.set()
 
 
-def test_a_stream_gets_the_answers_to_what_it_has_sent(settings, holder):
+def test_a_stream_gets_the_answers_to_its_earlier_requests(settings, holder):
     server = conformance_server(holder, stop_grace_period=600_000, **settings).start()
     done = threading.Event()
 
@@ -219,9 +219,9 @@ def test_a_stream_gets_the_answers_to_what_it_has_sent(settings, holder):
         answers = channel.stream_stream(STREAM)(messages(), timeout=60)
         try:
             wait_until(lambda: holder.held == 1)
-            told = watch(channel)
+            reported = watch(channel)
             with stopping(server):
-                while next(told).status == Health.SERVING:
+                while next(reported).status == Health.SERVING:
                     pass
                 holder.release()
                 assert streamed(next(answers)) == ("", "", [HELD])
@@ -232,7 +232,7 @@ def test_a_stream_gets_the_answers_to_what_it_has_sent(settings, holder):
             done.set()
 
 
-def test_what_is_cut_off_is_told_so(settings, holder):
+def test_an_interrupted_request_gets_an_error(settings, holder):
     server = conformance_server(holder, stop_grace_period=0, **settings).start()
     with channel_to(server) as channel:
         inside = hold(channel, holder)
@@ -245,7 +245,7 @@ def test_what_is_cut_off_is_told_so(settings, holder):
             holder.release()
 
 
-def test_a_server_that_comes_back_serves_the_same_channel(settings, holder):
+def test_a_restarted_server_serves_the_same_channel(settings, holder):
     port = free_port()
     for _ in range(2):
         with (

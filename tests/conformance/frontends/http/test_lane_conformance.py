@@ -33,12 +33,12 @@ _PLAYED = 400
 def _both(make: Any) -> Iterator[list[PipelineServer]]:
     """Two servers that run, of which the first one has a lane."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as running:
-        found = []
+        collected = []
         for has_lane in (True, False):
             patch.setattr(HttpFrontend, "pipeline_has_lane", has_lane)
-            found.append(running.enter_context(make()))
+            collected.append(running.enter_context(make()))
         patch.undo()
-        yield found
+        yield collected
 
 
 # The tables of the gateway --------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_bodies_are_answered_alike(echoes, body):
     assert answer.status in (200, 400, 413)
 
 
-def test_who_asks_for_a_profile_gets_one(echoes):
+def test_a_request_for_a_profile_gets_one(echoes):
     raw = request(_pairs(a="1", **{"pipeline.profile": "1"}))
     for server in echoes:
         with Connection(server.http_port) as connection:
@@ -217,13 +217,13 @@ def is_silent() -> Iterator[None]:
 
 @pytest.mark.usefixtures("is_silent")
 def test_random_connections_are_answered_alike():
-    played, found = run_virtual(fuzz_lane.run(range(1, _PLAYED + 1)))
+    played, result = run_virtual(fuzz_lane.run(range(1, _PLAYED + 1)))
     assert played == _PLAYED
-    assert not found, "\n".join(found)
+    assert not result, "\n".join(result)
 
 
 @virtual
-async def test_many_requests_in_a_packet_that_ends_with_half_a_head_are_no_long_head():
+async def test_many_requests_in_a_packet_with_a_partial_head_are_not_a_long_head():
     one = b"POST /s/m HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
     data = one * 2000
     case = fuzz_lane.Connection(((data[:-20], 3), (data[-20:], 3)))

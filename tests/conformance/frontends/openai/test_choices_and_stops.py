@@ -33,9 +33,9 @@ def clients(request: Any) -> Iterator[tuple[openai.OpenAI, ...]]:
 def text_before_stop(text: str, stops: list[str]) -> tuple[str, bool]:
     """The text up to the stop that is there first as it grows, and whether there is one."""
     for end in range(len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
-        if found:
-            return text[: end - len(max(found, key=len))], True
+        results = [stop for stop in stops if text[:end].endswith(stop)]
+        if results:
+            return text[: end - len(max(results, key=len))], True
     return text, False
 
 
@@ -57,27 +57,27 @@ def texts_of(stream: Any, choices: int) -> list[str]:
 def test_the_text_is_that_of_the_parts_up_to_a_stop(clients, parts, stops, choices, is_chat):
     client = clients[2]
     expected, is_cut = text_before_stop("".join(parts), stops)
-    asked: dict[str, Any] = {"model": "echo", "n": choices, "stop": stops}
+    request: dict[str, Any] = {"model": "echo", "n": choices, "stop": stops}
     if is_chat:
         create = client.chat.completions.create
-        asked["messages"] = [{"role": "user", "content": json.dumps(parts)}]
+        request["messages"] = [{"role": "user", "content": json.dumps(parts)}]
     else:
         create = client.completions.create
-        asked["prompt"] = json.dumps(parts)
+        request["prompt"] = json.dumps(parts)
 
-    assert texts_of(create(**asked, stream=True), choices) == [expected] * choices
-    done = create(**asked)
-    assert [each.index for each in done.choices] == [*range(choices)]
-    for each in done.choices:
-        assert (each.message.content if is_chat else each.text) == expected
-        assert each.finish_reason == ("stop" if is_cut else "length")
+    assert texts_of(create(**request, stream=True), choices) == [expected] * choices
+    done = create(**request)
+    assert [item.index for item in done.choices] == [*range(choices)]
+    for choice in done.choices:
+        assert (choice.message.content if is_chat else choice.text) == expected
+        assert choice.finish_reason == ("stop" if is_cut else "length")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_each_prompt_has_its_choices_whose_seeds_follow_each_other(clients, stream):
-    asked = {"model": "echo", "prompt": ["a", "b"], "n": 3, "seed": 7, "stream": stream}
-    done = clients[0].completions.create(**asked)
-    texts = texts_of(done, 6) if stream else [each.text for each in done.choices]
+def test_each_prompt_has_its_choices_with_consecutive_seeds(clients, stream):
+    request = {"model": "echo", "prompt": ["a", "b"], "n": 3, "seed": 7, "stream": stream}
+    done = clients[0].completions.create(**request)
+    texts = texts_of(done, 6) if stream else [choice.text for choice in done.choices]
     assert texts == [f"{word} {{'seed': {seed}}}" for word in "ab" for seed in (7, 8, 9)]
 
 
@@ -95,8 +95,8 @@ def test_more_choices_than_are_worked_on_at_once(clients, stream):
     prompts = [f"p{at}" for at in range(100)]
     for client in clients[:2]:
         done = client.completions.create(model="echo", prompt=prompts, n=2, stream=stream)
-        texts = texts_of(done, 200) if stream else [each.text for each in done.choices]
-        assert [text.strip() for text in texts] == [each for each in prompts for _ in range(2)]
+        texts = texts_of(done, 200) if stream else [choice.text for choice in done.choices]
+        assert [text.strip() for text in texts] == [prompt for prompt in prompts for _ in range(2)]
 
 
 def test_the_choices_of_a_stream_come_side_by_side(clients):
@@ -117,7 +117,7 @@ def test_a_stop_closes_the_generator_in_the_worker(clients, stream):
     assert became_of("ab") == ["closed"]
 
 
-def test_who_closes_a_stream_closes_the_generator_in_the_worker(clients):
+def test_a_closed_stream_closes_the_generator_in_the_worker(clients):
     stream = clients[2].chat.completions.create(
         model="echo", messages=[{"role": "user", "content": "more"}], stream=True
     )
@@ -128,6 +128,6 @@ def test_who_closes_a_stream_closes_the_generator_in_the_worker(clients):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_error_of_one_choice_ends_all(clients, stream):
-    asked = {"model": "echo", "prompt": ["fine", "product"], "n": 2, "stream": stream}
+    request = {"model": "echo", "prompt": ["fine", "product"], "n": 2, "stream": stream}
     with pytest.raises(openai.APIError, match="nothing to say"):
-        texts_of(clients[0].completions.create(**asked), 4)
+        texts_of(clients[0].completions.create(**request), 4)

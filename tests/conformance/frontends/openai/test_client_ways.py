@@ -61,9 +61,9 @@ def test_with_asyncio(servers):
     async def ask() -> None:
         async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
             prompts = [f"a b {at}" for at in range(20)]
-            calls = [client.completions.create(model="echo", prompt=each) for each in prompts]
+            calls = [client.completions.create(model="echo", prompt=prompt) for prompt in prompts]
             texts = [done.choices[0].text for done in await asyncio.gather(*calls)]
-            assert texts == [f" {each}" for each in prompts]
+            assert texts == [f" {prompt}" for prompt in prompts]
 
             stream = await client.chat.completions.create(
                 model="echo", messages=CHAT, stream=True, n=2
@@ -75,14 +75,14 @@ def test_with_asyncio(servers):
             assert said == [" one two three"] * 2
 
             vectors = await client.embeddings.create(model="places", input=["a", "bc"])
-            assert [each.embedding[0] for each in vectors.data] == [1, 2]
+            assert [item.embedding[0] for item in vectors.data] == [1, 2]
             with pytest.raises(openai.NotFoundError):
                 await client.completions.create(model="none", prompt="a")
 
     asyncio.run(ask())
 
 
-def test_who_leaves_a_stream_of_asyncio_closes_the_generator(servers):
+def test_a_closed_stream_of_asyncio_closes_the_generator(servers):
     url = f"http://127.0.0.1:{servers[1].http_port}/v1"
 
     async def ask() -> None:
@@ -130,7 +130,7 @@ def test_the_client_asks_again_where_there_was_too_much_to_do(client, stream):
     assert list(done) if stream else done.choices
 
 
-def test_who_waits_no_longer_closes_the_generator(servers):
+def test_a_timeout_of_the_client_closes_the_generator(servers):
     with client_of(servers[1]) as client, pytest.raises(openai.APITimeoutError):
         client.with_options(timeout=1).completions.create(
             model="echo", prompt="patience", stop="none of it"
@@ -165,14 +165,14 @@ def test_apis_that_are_not_here(client):
         ("temperature", {"temperature": "hot"}),
     ],
 )
-def test_what_is_refused_is_named(client, param, more, stream):
+def test_a_refused_parameter_is_named(client, param, more, stream):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="echo", messages=CHAT, stream=stream, **more)
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
     assert param in caught.value.message
 
 
-def test_what_is_handed_on_or_left_out(client):
+def test_parameters_are_passed_on_or_ignored(client):
     done = client.chat.completions.create(
         model="echo", messages=CHAT, seed=3, user="u", metadata={"a": "b"}, store=False,
         service_tier="auto", tools=[], extra_body={"more": {"deep": [1]}}, logprobs=False,
@@ -185,8 +185,8 @@ def test_one_answer_to_many_clients_that_stream(servers):
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(client_of(servers[0])) for _ in range(8)]
         streams = [
-            each.chat.completions.create(model="echo", messages=CHAT, stream=True)
-            for each in clients
+            item.chat.completions.create(model="echo", messages=CHAT, stream=True)
+            for item in clients
         ]
         for stream in streams:
             text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)

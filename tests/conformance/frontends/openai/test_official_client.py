@@ -47,7 +47,7 @@ def test_a_completion(client):
 def test_prompts_have_a_choice_each(client):
     prompts = [f"p{at}" for at in range(100)]
     done = client.completions.create(model="echo", prompt=prompts)
-    assert [(each.index, each.text) for each in done.choices] == [*enumerate(prompts)]
+    assert [(choice.index, choice.text) for choice in done.choices] == [*enumerate(prompts)]
     assert done.usage.prompt_tokens == 100
 
 
@@ -100,10 +100,10 @@ def test_one_answer_is_a_stream_of_one_part(client):
 
 
 def test_embeddings_as_the_client_asks_for_them_and_as_numbers(client):
-    asked = {"model": "places", "input": ["a", "bcd"], "dimensions": 3}
+    request = {"model": "places", "input": ["a", "bcd"], "dimensions": 3}
     for form in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
-        done = client.embeddings.create(**asked, **form)
-        vectors = [each.embedding for each in done.data]
+        done = client.embeddings.create(**request, **form)
+        vectors = [item.embedding for item in done.data]
         if "base64" not in form.values():
             assert vectors == [[1, 2, 3], [3, 4, 5]]
         assert done.usage.total_tokens == 2
@@ -111,7 +111,7 @@ def test_embeddings_as_the_client_asks_for_them_and_as_numbers(client):
 
 def test_large_embeddings(client):
     done = client.embeddings.create(model="places", input=["a"] * 200, dimensions=500)
-    assert [len(each.embedding) for each in done.data] == [500] * 200
+    assert [len(item.embedding) for item in done.data] == [500] * 200
     assert done.data[199].embedding[:2] == [1, 2]
 
 
@@ -129,7 +129,7 @@ BAD = (
 
 @pytest.mark.parametrize(("kind", "code", "param", "asked"), BAD)
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors_have_their_status_whether_a_stream_is_asked_for_or_not(
+def test_errors_have_their_status_with_and_without_a_stream(
     client, kind, code, param, asked, stream
 ):
     with pytest.raises(kind) as caught:
@@ -138,7 +138,7 @@ def test_errors_have_their_status_whether_a_stream_is_asked_for_or_not(
     client.models.retrieve("echo")
 
 
-def test_bad_messages_and_what_is_not_supported_in_a_chat(client):
+def test_invalid_messages_and_unsupported_parameters_of_a_chat_are_refused(client):
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
     for param, more in (
         ("messages", {"messages": []}),

@@ -40,13 +40,13 @@ OPS = {"one answer": LongAnswers, "parts": SaysParts}
 def servers(module_logs: None) -> Iterator[dict[str, list[PipelineServer]]]:
     """For each kind of pipeline two servers that run, of which the first one has a lane."""
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as running:
-        found: dict[str, list[PipelineServer]] = {kind: [] for kind in OPS}
+        results: dict[str, list[PipelineServer]] = {kind: [] for kind in OPS}
         for kind, op in OPS.items():
             for has_lane in (True, False):
                 patch.setattr(HttpFrontend, "pipeline_has_lane", has_lane)
                 server = openai_server(op(), max_message_bytes=300_000)
-                found[kind].append(running.enter_context(server))
-        yield found
+                results[kind].append(running.enter_context(server))
+        yield results
 
 
 def comparable(answer: Answer) -> Any:
@@ -62,8 +62,8 @@ def comparable(answer: Answer) -> Any:
 
 
 def post_of(path: str, *headers: str, **body: Any) -> bytes:
-    said = {"model": "echo", **body}
-    return request(json.dumps(said).encode(), JSON, *headers, path=path)
+    fields = {"model": "echo", **body}
+    return request(json.dumps(fields).encode(), JSON, *headers, path=path)
 
 
 def chat(content: Any, **body: Any) -> bytes:
@@ -144,7 +144,7 @@ def test_the_official_client_takes_the_lane(servers, monkeypatch):
         assert len(seen) == count
 
 
-def test_who_leaves_the_lane_closes_the_generator():
+def test_a_disconnect_in_the_lane_closes_the_generator():
     with openai_server(SaysParts(), dag={"max_parts": 10**9}) as server:
         with Connection(server.http_port) as connection:
             connection.send(post_of(COMPLETIONS, prompt="lane"))

@@ -37,11 +37,11 @@ def servers(request: Any) -> Iterator[list[tuple[openai.OpenAI, Any]]]:
     if request.param == "gateway":
         request.getfixturevalue("gateway_binary")
     with contextlib.ExitStack() as stack:
-        found = []
+        collected = []
         for op in (SaysPrompt(), SaysAllAtOnce()):
             server = stack.enter_context(openai_server(op, TOLD, http_server=request.param))
-            found.append((stack.enter_context(client_of(server)), op))
-        yield found
+            collected.append((stack.enter_context(client_of(server)), op))
+        yield collected
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def ask(*parts: Any, **more: Any) -> dict[str, Any]:
 
 def call(index: int, arguments: str) -> dict[str, Any]:
     """A part of a call, which says id and name each time."""
-    said = {"name": "Weather", "arguments": arguments}
-    return {"index": index, "id": f"c{index}", "type": "function", "function": said}
+    fields = {"name": "Weather", "arguments": arguments}
+    return {"index": index, "id": f"c{index}", "type": "function", "function": fields}
 
 
 def pieces(index: int) -> list[dict[str, Any]]:
@@ -68,11 +68,11 @@ def pieces(index: int) -> list[dict[str, Any]]:
 SIDE_BY_SIDE = [{"tool_calls": [*both]} for both in zip(pieces(0), pieces(1), strict=True)]
 
 
-@pytest.mark.parametrize("parts", [[{"text": TEXT}], [{"text": each} for each in TEXT]])
+@pytest.mark.parametrize("parts", [[{"text": TEXT}], [{"text": item} for item in TEXT]])
 def test_json_of_a_schema(client, parts):
-    asked = ask(*parts, response_format=Weather)
-    assert client.chat.completions.parse(**asked).choices[0].message.parsed == PARIS
-    with client.chat.completions.stream(**asked) as stream:
+    task = ask(*parts, response_format=Weather)
+    assert client.chat.completions.parse(**task).choices[0].message.parsed == PARIS
+    with client.chat.completions.stream(**task) as stream:
         assert stream.get_final_completion().choices[0].message.parsed == PARIS
 
 
@@ -80,25 +80,25 @@ def test_json_of_a_schema(client, parts):
 def test_calls_of_tools(servers, at):
     client, op = servers[at]
     whole = [{"tool_calls": [call(0, TEXT), call(1, TEXT)]}]
-    asked = ask(*(SIDE_BY_SIDE if at == 0 else whole), tools=[TOOL], tool_choice="required")
-    done = client.chat.completions.parse(**asked).choices[0]
-    with client.chat.completions.stream(**asked) as stream:
+    task = ask(*(SIDE_BY_SIDE if at == 0 else whole), tools=[TOOL], tool_choice="required")
+    done = client.chat.completions.parse(**task).choices[0]
+    with client.chat.completions.stream(**task) as stream:
         streamed = stream.get_final_completion().choices[0]
     for choice in (done, streamed):
         calls = choice.message.tool_calls
-        assert [(each.id, each.function.parsed_arguments) for each in calls] == [
+        assert [(item.id, item.function.parsed_arguments) for item in calls] == [
             ("c0", PARIS), ("c1", PARIS)
         ]  # fmt: skip
         assert choice.finish_reason == "tool_calls"
     assert (op.asked[-1]["tool_choice"], op.asked[-1]["tools"]) == ("required", [TOOL])
 
 
-def test_a_response_whose_calls_and_text_come_side_by_side(client):
+def test_a_response_may_have_interleaved_calls_and_text(client):
     parts = [SIDE_BY_SIDE[0], {"text": "so"}, *SIDE_BY_SIDE[1:], {"tool_calls": [call(0, "\n")]}]
     tool = {"type": "function", **TOOL["function"]}
-    asked = {"model": "told", "input": json.dumps(parts), "tools": [tool]}
+    request = {"model": "told", "input": json.dumps(parts), "tools": [tool]}
     ended = {}
-    with client.responses.stream(**asked) as events:
+    with client.responses.stream(**request) as events:
         for event in events:
             if event.type == "response.output_item.done":
                 assert event.output_index not in ended
@@ -115,24 +115,24 @@ def test_a_response_whose_calls_and_text_come_side_by_side(client):
 
 def test_id_and_name_come_once_and_arguments_by_index(client):
     stream = client.chat.completions.create(**ask(*SIDE_BY_SIDE, tools=[TOOL]), stream=True)
-    deltas = [each.choices[0].delta.tool_calls or [] for each in stream]
-    calls = [each for several in deltas for each in several]
-    assert [each.index for each in calls] == sorted(each.index for each in calls)
+    deltas = [item.choices[0].delta.tool_calls or [] for item in stream]
+    calls = [item for several in deltas for item in several]
+    assert [item.index for item in calls] == sorted(item.index for item in calls)
     for index in (0, 1):
-        first, *others = [each for each in calls if each.index == index]
+        first, *others = [item for item in calls if item.index == index]
         assert (first.id, first.function.name) == (f"c{index}", "Weather")
-        assert {(each.id, each.function.name) for each in others} <= {(None, None)}
+        assert {(item.id, item.function.name) for item in others} <= {(None, None)}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_and_what_was_thought(client, stream):
+def test_log_probabilities_and_reasoning_are_returned(client, stream):
     part = {"text": "a b", "logprobs": TOKENS, "reasoning_content": "hm"}
-    asked = ask(part, logprobs=True, top_logprobs=1, n=2)
+    task = ask(part, logprobs=True, top_logprobs=1, n=2)
     if stream:
-        with client.chat.completions.stream(**asked) as events:
+        with client.chat.completions.stream(**task) as events:
             done = events.get_final_completion()
     else:
-        done = client.chat.completions.create(**asked)
+        done = client.chat.completions.create(**task)
     for choice in done.choices:
         first, second = choice.logprobs.content
         assert (first.token, first.logprob, first.bytes) == ("a", -0.5, [97])
@@ -143,9 +143,9 @@ def test_log_probabilities_and_what_was_thought(client, stream):
 
 def test_sound_and_pictures(client):
     picture = {"type": "image_url", "image_url": {"url": "data:,"}}
-    parts = [{"audio": {"data": "YQ==", "transcript": each}} for each in "ab"]
-    asked = ask(*parts, {"images": [picture]}, modalities=["audio"], audio={"voice": "v"})
-    message = client.chat.completions.create(**asked).choices[0].message
+    parts = [{"audio": {"data": "YQ==", "transcript": item}} for item in "ab"]
+    task = ask(*parts, {"images": [picture]}, modalities=["audio"], audio={"voice": "v"})
+    message = client.chat.completions.create(**task).choices[0].message
     assert (message.audio.transcript, message.content) == ("ab", None)
     assert message.model_extra["images"] == [picture]
 
@@ -158,9 +158,9 @@ def test_an_empty_choice_ends_with_a_reason_and_counts_are_zeros(client, parts):
     *chunks, last = client.chat.completions.create(
         **ask(*parts, n=2), stream=True, stream_options={"include_usage": True}
     )
-    reasons = {each.choices[0].index: each.choices[0].finish_reason for each in chunks}
+    reasons = {chunk.choices[0].index: chunk.choices[0].finish_reason for chunk in chunks}
     assert reasons == {0: "stop", 1: "stop"}
-    assert ["usage" in each.model_fields_set for each in chunks] == [False] * len(chunks)
+    assert ["usage" in chunk.model_fields_set for chunk in chunks] == [False] * len(chunks)
     assert (last.choices, last.usage.total_tokens) == ([], 0)
 
 
@@ -186,7 +186,7 @@ def test_an_error_behind_the_first_part_is_raised(client, first):
         ("messages[0].content", "invalid_type", {"messages": [{"role": "system", "content": 3}]}),
     ],
 )  # fmt: skip
-def test_what_is_refused_has_a_path_and_a_code(client, param, code, more, stream):
+def test_a_refusal_has_a_path_and_a_code(client, param, code, more, stream):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{**ask({"text": "a"}), **more}, stream=stream)
     assert (caught.value.param, caught.value.code) == (param, code)
@@ -196,6 +196,6 @@ def test_what_is_refused_has_a_path_and_a_code(client, param, code, more, stream
     "part", [{"tool_calls": "f"}, {"logprobs": [{}]}, {"audio": 3}, {"tool_calls": [{"index": 3}]}]
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_is_none_is_the_servers_error(client, part, stream):
+def test_an_invalid_answer_is_an_error_of_the_server(client, part, stream):
     with pytest.raises(openai.InternalServerError):
         client.chat.completions.create(**ask(part), stream=stream)

@@ -28,35 +28,35 @@ class Mixed(Op):
     input_tensors = (Tensor("x", "FP32", (-1,)), Tensor("t", "BYTES", (1,)))
 
     def preprocess(self, input_dicts: Any, data_id: int, log_id: int) -> Any:
-        (found,) = input_dicts.values()
-        if found["t"] == "fail":
+        (result,) = input_dicts.values()
+        if result["t"] == "fail":
             raise ValueError("asked to fail")
-        more = {"much": np.zeros(30_000, np.float32)} if found["t"] == "much" else {}
-        if found["t"] == "nan":
+        more = {"much": np.zeros(30_000, np.float32)} if result["t"] == "much" else {}
+        if result["t"] == "nan":
             more = {"nan": np.array([np.nan, np.inf], np.float32)}
-        if found["t"] == "list":
+        if result["t"] == "list":
             more = {"list": [1, 2], "one": 1.5, "flag": np.bool_(True)}
-        return {**found, "wide": np.float64([[1], [2]]), **more}, False, None, ""
+        return {**result, "wide": np.float64([[1], [2]]), **more}, False, None, ""
 
 
 @pytest.fixture(scope="module")
 def server(module_logs: None) -> Iterator[PipelineServer]:
-    with server_for(Mixed("mixed", RequestOp()), timeout_ms=10_000) as found:
-        yield found
+    with server_for(Mixed("mixed", RequestOp()), timeout_ms=10_000) as result:
+        yield result
 
 
 @pytest.fixture
 def in_lane(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Has an element for each request that the lane has answered."""
-    found: list[bool] = []
+    collected: list[bool] = []
     reply = InferEndpoint.reply
 
     def counted(self: InferEndpoint, ended: Any, failure: Any) -> Any:
-        found.append(True)
+        collected.append(True)
         return reply(self, ended, failure)
 
     monkeypatch.setattr(InferEndpoint, "reply", counted)
-    return found
+    return collected
 
 
 def json_of(text: str = "a", x: Any = (1.5, -2), **more: Any) -> bytes:
@@ -148,7 +148,7 @@ def comparable(answer: Answer) -> tuple[int, dict[str, str], bytes]:
 
 
 @pytest.mark.parametrize("row", [*rows()], ids=lambda row: row[0])
-def test_the_lane_answers_as_what_is_beside_it(server: PipelineServer, row: Row) -> None:
+def test_the_lane_and_the_routes_give_equal_answers(server: PipelineServer, row: Row) -> None:
     _, body, headers, model = row
     path, port = path_of(model), server.http_port
     assert port is not None
@@ -177,7 +177,7 @@ def test_usual_requests_are_in_the_lane_and_unusual_ones_are_not(
         assert len(in_lane) == 6
 
 
-def test_the_lane_goes_on_behind_a_large_answer(
+def test_the_lane_continues_after_a_large_answer(
     server: PipelineServer, in_lane: list[bool]
 ) -> None:
     assert server.http_port is not None
@@ -219,7 +219,7 @@ def test_requests_sent_ahead_in_any_pieces_are_answered_in_turn(
             assert [id_of(connection.answer()) for _ in ids] == ids
 
 
-def test_mutations_are_answered_as_beside_the_lane(
+def test_mutations_are_answered_equally_by_lane_and_routes(
     server: PipelineServer, rng: random.Random
 ) -> None:
     assert server.http_port is not None
@@ -228,8 +228,8 @@ def test_mutations_are_answered_as_beside_the_lane(
     lane, beside = Connection(server.http_port), Connection(server.http_port)
     for _ in range(400):
         body = mutated(rng.choice((usual, binary)), rng)
-        told = rng.choice((None, length, length, length + rng.choice((-1, 1)), len(body)))
-        headers = () if told is None else (f"{LENGTH}: {told}",)
+        choice = rng.choice((None, length, length, length + rng.choice((-1, 1)), len(body)))
+        headers = () if choice is None else (f"{LENGTH}: {choice}",)
         lane.send(request(body, *headers, path=path_of("svc")))
         beside.send(request(body, *headers, BESIDE, path=path_of("svc")))
         assert comparable(lane.answer()) == comparable(beside.answer()), body

@@ -41,9 +41,9 @@ def opened(streams: bool = False, width: int = 1280) -> Iterator[Browser]:
 
 def fill(browser: Browser, field: str, value: str) -> None:
     """Write into a field as a reader does."""
-    found = f"document.getElementById('field_{field}')"
-    browser.run(f"{found}.focus()")
-    browser.run(f"{found}.value = ''")
+    result = f"document.getElementById('field_{field}')"
+    browser.run(f"{result}.focus()")
+    browser.run(f"{result}.value = ''")
     browser.call("Input.insertText", text=value)
 
 
@@ -92,7 +92,7 @@ def test_each_field_has_a_label_and_all_works_by_keyboard():
         assert answered(browser).startswith("200, ")
 
 
-def test_what_is_refused_is_shown_at_its_field():
+def test_a_refusal_is_shown_at_its_field():
     with opened() as browser:
         fill(browser, "times", "30")
         browser.run("document.getElementById('send').click()")
@@ -144,20 +144,22 @@ def test_the_code_that_is_shown_does_the_same(tmp_path):
         fill(browser, "marks", "[1]")
         browser.wait_for("document.getElementById('code').textContent.includes('[1]')")
         shown = browser.run("document.getElementById('code').textContent")
-        told = subprocess.run(["bash", "-c", shown], capture_output=True, check=True).stdout
+        stdout = subprocess.run(["bash", "-c", shown], capture_output=True, check=True).stdout
         said = 'it\'s "so" \\ ' * 2 + "!"
-        assert json.loads(told)["said"] == said
+        assert json.loads(stdout)["said"] == said
         browser.run("document.querySelector('input[value=python]').click()")
         browser.wait_for("document.getElementById('code').textContent.includes('urlopen')")
         shown = browser.run("document.getElementById('code').textContent")
-        told = subprocess.run([sys.executable, "-c", shown], capture_output=True, check=True).stdout
-        assert ast.literal_eval(told.decode())["said"] == said
+        stdout = subprocess.run(
+            [sys.executable, "-c", shown], capture_output=True, check=True
+        ).stdout
+        assert ast.literal_eval(stdout.decode())["said"] == said
         browser.run("document.querySelector('input[value=javascript]').click()")
         browser.wait_for("document.getElementById('code').textContent.includes('fetch')")
         shown = browser.run("document.getElementById('code').textContent")
         keeps = "const console = {log: (one) => { window.told = one; }};"
-        told = browser.run(f"(async () => {{ {keeps}\n{shown}\nreturn window.told; }})()")
-        assert told["said"] == said
+        stdout = browser.run(f"(async () => {{ {keeps}\n{shown}\nreturn window.told; }})()")
+        assert stdout["said"] == said
 
 
 @pytest.mark.parametrize("width", [390, 1280])

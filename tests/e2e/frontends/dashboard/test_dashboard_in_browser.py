@@ -87,8 +87,8 @@ def test_sequences_are_there_for_ops_that_have_any():
         assert browser.run(f"{card}.hidden")
         stand(live=6, backlog=2, reaped=3)
         cells = f"[...{card}.querySelectorAll('tbody td')].map((cell) => cell.textContent)"
-        told = browser.wait_for(f"!{card}.hidden && {cells}")
-        assert told[:2] == ["4 of 4", "2"]
+        wait = browser.wait_for(f"!{card}.hidden && {cells}")
+        assert wait[:2] == ["4 of 4", "2"]
         assert "4 of 4 slots" in browser.run("document.getElementById('graph').innerText")
         stand(live=5, backlog=1, reaped=5, lost=1)
         browser.wait_for(f"({cells})[1] === '1'")
@@ -118,7 +118,7 @@ def test_percentiles_throughput_and_batches_are_of_the_time_that_is_looked_at():
         assert browser.text("#rate_more") == "200 since the start"
 
 
-def test_what_a_server_is_told_is_shown_as_text_and_never_becomes_part_of_the_page():
+def test_values_of_the_server_are_shown_as_text_and_never_as_markup():
     played = Played(graph_of(("", EVIL)), name=EVIL)
     played.recent.failed(1, 1, EVIL)
     at = played.now_ns
@@ -137,7 +137,7 @@ def test_what_a_server_is_told_is_shown_as_text_and_never_becomes_part_of_the_pa
         assert browser.run("window.bitten") is None
 
 
-def test_the_policy_stops_a_script_that_got_into_the_page_all_the_same():
+def test_the_policy_stops_an_injected_script():
     with served(Played(graph_of(("", "a"))).page()) as url, Browser() as browser:
         browser.open(url)
         browser.run("document.body.innerHTML = '<img src=x onerror=\"window.bitten=1\">'")
@@ -146,7 +146,7 @@ def test_the_policy_stops_a_script_that_got_into_the_page_all_the_same():
         assert any("Content Security Policy" in text for text in browser.complaints)
 
 
-def test_a_slow_request_opens_to_its_way_through_the_ops_and_stays_open():
+def test_a_slow_request_opens_its_path_and_stays_open():
     played = Played(graph_of(("", "a"), ("a", "b")))
     at = played.now_ns
     turns = [
@@ -174,7 +174,7 @@ def test_a_slow_request_opens_to_its_way_through_the_ops_and_stays_open():
         assert browser.run("document.querySelectorAll('#slowest details[open]').length") == 1
 
 
-def test_gaps_in_a_requests_way_have_names():
+def test_gaps_in_the_path_of_a_request_have_names():
     played = Played(graph_of(*DIAMOND))
     at = played.now_ns
     turns = [
@@ -187,23 +187,27 @@ def test_gaps_in_a_requests_way_have_names():
     with opened(played) as browser:
         browser.run("document.querySelector('#slowest summary').click()")
         browser.wait_for("document.querySelector('#slowest .track i') !== null")
-        ways = dict(
+        paths = dict(
             browser.run(
                 "[...document.querySelectorAll('#slowest .turn')].slice(0, 5).map((turn) => "
                 "[turn.firstChild.textContent, [...turn.querySelectorAll('i')].map((piece) => "
                 "[piece.className, piece.style.left, piece.style.width])])"
             )
         )
-        assert ways["cut"] == [["infer", "0%", "10%"], ["loop", "10%", "10%"]]
-        assert ways["join"] == [
+        assert paths["cut"] == [["infer", "0%", "10%"], ["loop", "10%", "10%"]]
+        assert paths["join"] == [
             ["join", "30%", "50%"], ["queue", "80%", "10%"], ["infer", "90%", "10%"]
         ]  # fmt: skip
-        told = browser.run("[...document.querySelectorAll('#slowest .turn')].map((t) => t.title)")
-        assert any("waiting for the event loop (or Python's GIL) 10 ms" in text for text in told)
-        assert any("waiting for another branch (right) 50 ms" in text for text in told)
+        reported = browser.run(
+            "[...document.querySelectorAll('#slowest .turn')].map((t) => t.title)"
+        )
+        assert any(
+            "waiting for the event loop (or Python's GIL) 10 ms" in text for text in reported
+        )
+        assert any("waiting for another branch (right) 50 ms" in text for text in reported)
 
 
-def test_what_waits_for_another_branch_is_told_from_what_waits_for_a_worker():
+def test_waiting_for_a_branch_and_for_a_worker_are_separate():
     played = Played(graph_of(*DIAMOND))
     played.states["join"] = op_state("join", joining=5, queued=3)
     with opened(played) as browser:
@@ -215,7 +219,7 @@ def test_what_waits_for_another_branch_is_told_from_what_waits_for_a_worker():
         assert (cells["Waiting"], cells["At a join"]) == ("3", "5")
 
 
-def test_the_small_lines_show_the_last_minute_as_soon_as_the_page_is_opened():
+def test_sparklines_show_the_last_minute_at_once():
     played = Played(graph_of(("", "a")))
     for number in range(50):
         played.now_ns += 1000 * MS
@@ -240,17 +244,17 @@ def test_a_button_records_and_saves_a_trace():
             "document.getElementById('record').dispatchEvent("
             "new MouseEvent('click', { cancelable: true, bubbles: true }))"
         )
-        said = browser.wait_for(
+        wait = browser.wait_for(
             "document.getElementById('news').textContent.startsWith('Saved') && "
             "document.getElementById('news').textContent"
         )
-        assert "pipeline_trace.json" in said
+        assert "pipeline_trace.json" in wait
         ((name, address),) = browser.run("window.saved")
         assert name == "pipeline_trace.json"
         assert address.startswith("blob:")
 
 
-def test_a_server_that_is_gone_is_said_to_be_gone():
+def test_an_unavailable_server_is_shown_as_such():
     played = Played(graph_of(("", "a")))
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(page := contextlib.ExitStack()).enter_context(
@@ -283,7 +287,7 @@ def test_it_fits_every_screen(width):
 
 
 @pytest.mark.parametrize("width", [1200, 700, 480])
-def test_a_long_chain_stands_in_bands(width):
+def test_a_long_chain_is_drawn_in_bands(width):
     names = ["", *(f"op{number}" for number in range(40))]
     played = Played(graph_of(*itertools.pairwise(names)))
     with opened(played, width=width) as browser:
@@ -299,14 +303,14 @@ def test_a_long_chain_stands_in_bands(width):
         assert browser.run(ends) == 41
 
 
-def test_failures_by_callers_are_told_beside_those_of_the_service():
+def test_client_errors_are_shown_apart_from_failures_of_the_service():
     played = Played(graph_of(("", "a")))
     with opened(played) as browser:
         failed = {"at": played.now_ns, "took": MS, "outcome": Outcome.PRODUCT}
         played.fold([], [request(number, **failed) for number in range(5)])
         browser.wait_for("document.querySelectorAll('#failed details').length === 5")
-        said = "document.getElementById('failures_more').textContent"
-        browser.wait_for(f"{said}.includes('5')")
+        text = "document.getElementById('failures_more').textContent"
+        browser.wait_for(f"{text}.includes('5')")
         assert browser.text("#failures") == "0"
 
 
@@ -316,7 +320,7 @@ def test_small_lines_run_behind_the_texts():
         assert browser.run(behind) == "-1"
 
 
-def test_every_text_stands_out_from_what_is_behind_it():
+def test_each_text_has_enough_contrast():
     """WCAG AA: a contrast of 4.5, in the light and in the dark."""
     played = Played(graph_of(*DIAMOND))
     played.recent.failed(1, 1, "boom")

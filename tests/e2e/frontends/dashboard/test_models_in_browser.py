@@ -29,7 +29,9 @@ def opened(server, refuses=False):
         browser.open(f"http://127.0.0.1:{server.http_port}/")
         browser.wait_for("document.querySelector('#models tr') !== null")
         yield browser
-        assert [each for each in browser.complaints if not (refuses and "400" in each)] == []
+        assert [
+            complaint for complaint in browser.complaints if not (refuses and "400" in complaint)
+        ] == []
 
 
 def cells(name):
@@ -46,7 +48,7 @@ def press(browser, name, button):
     browser.run(f"{buttons}.find((each) => each.innerText === {json.dumps(button)}).click()")
 
 
-def test_models_are_shown_with_their_state_and_what_they_do(tmp_path):
+def test_models_are_shown_with_state_and_activity(tmp_path):
     add_identity(tmp_path, "part", 1, more="instance_group { count: 2 kind: KIND_CPU }")
     add_ensemble(tmp_path, "whole", of="part")
     with serving(tmp_path, models=("whole",)) as server, opened(server) as browser:
@@ -64,7 +66,7 @@ def test_models_are_shown_with_their_state_and_what_they_do(tmp_path):
         assert browser.run("document.querySelectorAll('#models tr').length") == 1
 
 
-def test_models_are_loaded_and_unloaded_by_buttons_and_failures_are_told(tmp_path):
+def test_buttons_load_and_unload_models_and_failures_are_shown(tmp_path):
     add_identity(tmp_path, "here", 1)
     folder = add_identity(tmp_path, "there", 1)
     with serving(tmp_path, models=("here",)) as server, opened(server, refuses=True) as browser:
@@ -84,7 +86,7 @@ def test_models_are_loaded_and_unloaded_by_buttons_and_failures_are_told(tmp_pat
         assert infer(server, "here", [1.0])[0] == 200
 
 
-def test_there_are_no_buttons_where_nobody_may_load(tmp_path):
+def test_without_permission_to_load_there_are_no_buttons(tmp_path):
     add_identity(tmp_path, "here", 1)
     with serving(tmp_path, mode="none") as server, opened(server) as browser:
         browser.wait_for(f"{cells('here')}.startsWith('here|1|ready')")

@@ -8,7 +8,7 @@ from clients.__main__ import ABILITIES, HERE, ran, told_in
 from clients.model import scripted_server
 
 
-def test_it_is_able_to_do_everything():
+def test_the_official_client_has_all_abilities():
     script = HERE / "asks" / "openai_python.py"
     with scripted_server() as server:
         url = f"http://127.0.0.1:{server.http_port}"
