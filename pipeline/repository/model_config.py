@@ -94,7 +94,7 @@ def parse_text(text: bytes, where: str) -> ModelConfig:
     """
     try:
         return text_format.Parse(text.decode(), ModelConfig())
-    except (text_format.ParseError, UnicodeDecodeError) as error:
+    except (text_format.ParseError, ValueError) as error:  # not UTF-8; a number that no enum has
         raise ConfigError(f"{where}:{error}{_as_triton_says(str(error))}") from None
 
 

@@ -26,6 +26,7 @@ Other fuzzers, each with a command of its own (`python -m fuzz.NAME`):
 - `upstream`: `client_type: openai` and servers that fail.
 - `repository`: models that are loaded and unloaded under requests.
 - `stored`: inputs by reference, in a store that fails.
+- `parsers`: damaged bytes at every parser of Python.
 - `edge`: the gateway compared with the embedded edge.
 """
 

@@ -87,15 +87,18 @@ def test_each_decision_has_its_form():
     )
 
 
-MOST_WORDS = 75_000
-"""In docs/, without the archive and the generated pages. Only lowered."""
+MOST_WORDS = 72_350
+"""In docs/, without the archive, generated pages and what benchmarks write. Only lowered."""
+
+WRITTEN_BY_A_BENCHMARK = re.compile(r"<!-- [^>]*: written by .*?<!-- [\w ]+: end -->", re.DOTALL)
 
 
 def test_the_documents_do_not_grow():
     others = ("decisions-archive.md", "configuration-reference.md", "measurements.md")
     generated = ("verified.md",)
     pages = [path for path in (ROOT / "docs").rglob("*.md") if path.name not in others + generated]
-    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MOST_WORDS
+    texts = [WRITTEN_BY_A_BENCHMARK.sub("", page.read_text(encoding="utf-8")) for page in pages]
+    assert sum(len(text.split()) for text in texts) <= MOST_WORDS
 
 
 def test_each_word_of_the_glossary_is_in_its_file():

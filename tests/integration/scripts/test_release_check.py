@@ -107,6 +107,8 @@ def test_each_part_is_shorter_than_half_an_hour_and_is_there():
         program, _, rest = re.sub(r"^\w+=\S+ ", "", part.command).partition(" ")
         if program == "make":
             assert f"\n{rest}: " in makefile
+        elif rest.startswith("scripts/"):
+            assert (ROOT / rest.split()[0]).exists()
         else:
             module = rest.split()[1].replace(".", "/")
             tops = (ROOT, ROOT / "tests")
