@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from benchmarks.ask import Question, ask_grpc
 from benchmarks.catalog import array_question, bytes_question
 from benchmarks.family import Holdings
 from benchmarks.load import grpc_load
+from benchmarks.plot import plot
 from benchmarks.process import Service, running
 from benchmarks.services.common import PROCESSES
 
@@ -28,31 +30,47 @@ _MOST_GROWTH_MIB = 32.0  # what the allocator of a single process may keep or no
 _MIB = 2**20
 
 
-def soak_processes(seconds: float, seed: int = 1) -> bool:
+def soak_processes(seconds: float, seed: int = 1, plot_path: Path | None = None) -> bool:
     """Print what the service holds while it idles between stretches of load; whether it is flat.
 
     The same seed asks for the same sizes in the same order. Raises NotMeasuredError for a wrong
     answer.
     """
     with running("big", PROCESSES) as service:
-        samples = _samples(service, seconds, random.Random(seed))
+        at_s, samples = _samples(service, seconds, random.Random(seed))
+    if plot_path is not None:
+        plot(plot_path, "two Ops in processes", at_s, figures_of(samples))
     findings = list(_findings(samples))
     for text, _ in findings:
         print(text)
     return all(is_flat for _, is_flat in findings)
 
 
-def _samples(service: Service, seconds: float, rng: random.Random) -> list[Holdings]:
+def figures_of(samples: Sequence[Holdings]) -> dict[str, list[float]]:
+    """Return the panels of a plot."""
+    return {
+        "processes": [float(held.processes) for held in samples],
+        "descriptors": [float(held.descriptors) for held in samples],
+        "RSS, MiB": [held.private_bytes / _MIB for held in samples],
+        "shared memory, MiB": [held.shared_bytes / _MIB for held in samples],
+    }
+
+
+def _samples(
+    service: Service, seconds: float, rng: random.Random
+) -> tuple[list[float], list[Holdings]]:
     start = time.monotonic()
+    at_s: list[float] = []
     samples: list[Holdings] = []
     requests = rows = 0
     while (elapsed_s := time.monotonic() - start) < seconds or len(samples) < _FEWEST_SAMPLES:
         requests += _stretch(service, rng)
         samples.append(_settled(service))
+        at_s.append(time.monotonic() - start)
         if elapsed_s >= rows * seconds / _ROWS:
             rows += 1
             print(_row(time.monotonic() - start, requests, samples[-1]), flush=True)
-    return samples
+    return at_s, samples
 
 
 def _stretch(service: Service, rng: random.Random) -> int:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from pathlib import Path
 
 from benchmarks import NotMeasuredError
 from benchmarks.ask import ask_http
 from benchmarks.catalog import GROUPS, Case
+from benchmarks.family import Holdings
 from benchmarks.load import http_load, missing_tools
-from benchmarks.mixed import soak_processes
+from benchmarks.mixed import figures_of, soak_processes
+from benchmarks.plot import plot
 from benchmarks.process import Service, running
 
 _CASES = {case.name: case for case in GROUPS["http"]}
@@ -29,16 +33,17 @@ def main() -> int:
     parser.add_argument("--processes", action="store_true", help="mixed sizes, process workers")
     parser.add_argument("--seconds", type=float, default=600.0, help="with --processes")
     parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--plot", type=Path, help="a PNG of what is held over time")
     parser.add_argument("--case", choices=_CASES, default="E echo, HTTP", metavar="NAME")
     arguments = parser.parse_args()
     if missing := missing_tools():
         print(f"missing load generators: apt-get install {' '.join(missing)}", file=sys.stderr)
         return 2
     if arguments.processes:
-        return 0 if soak_processes(arguments.seconds) else 1
+        return 0 if soak_processes(arguments.seconds, plot_path=arguments.plot) else 1
     case = _CASES[arguments.case]
     with running(*case.command) as service:
-        growth_mib = soak(case, service, arguments.requests)
+        growth_mib = soak(case, service, arguments.requests, arguments.plot)
     flat = growth_mib <= _MOST_GROWTH_MIB
     print(
         f"growth after the first tenth: {growth_mib:+.1f} MiB: "
@@ -47,18 +52,22 @@ def main() -> int:
     return 0 if flat else 1
 
 
-def soak(case: Case, service: Service, total: int) -> float:
+def soak(case: Case, service: Service, total: int, plot_path: Path | None = None) -> float:
     """Print RSS each tenth of the way; by how many MiB it grew after the first tenth."""
     url = f"http://127.0.0.1:{service.http_port}{case.path}"
     answer = service.first_answer(lambda: ask_http(url, case.question))
-    done = 0
-    samples = [_sample(service, done)]
+    done, began = 0, time.monotonic()
+    samples, held, at_s = [_sample(service, done)], list[Holdings](), list[float]()
     while done < total:
         done += http_load(url, case.question, _CLIENTS, _STRETCH_S).requests
+        held.append(service.holdings())
+        at_s.append(time.monotonic() - began)
         if done >= len(samples) * total / _ROWS:
             samples.append(_sample(service, done))
     if ask_http(url, case.question) != answer:
         raise NotMeasuredError("the last answer differs from the first")
+    if plot_path is not None:
+        plot(plot_path, f"{done:,} requests", at_s, figures_of(held))
     return samples[-1] - samples[1]
 
 

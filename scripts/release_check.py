@@ -40,6 +40,7 @@ class Part(NamedTuple):
 
 _FUZZ = "PYTHONPATH=tests .venv/bin/python -m fuzz.campaign --seconds"
 _BENCH = ".venv/bin/python -m benchmarks"
+_PLOTS = "build/release"
 PARTS = (
     Part("check", "make check", 900),
     Part("test", "make test"),
@@ -58,9 +59,11 @@ PARTS = (
     Part("chaos", f"{_BENCH}.chaos"),
     Part("faults", f"{_BENCH}.faults"),
     Part("edge faults", f"{_BENCH}.edge_faults"),
-    Part("soak threads", f"{_BENCH}.soak"),
-    Part("soak processes", f"{_BENCH}.soak --processes --seconds 1200"),
-    Part("soak edge", f"{_BENCH}.attack.soak --seconds 1500"),
+    Part("soak threads", f"{_BENCH}.soak --plot {_PLOTS}/threads.png"),
+    Part(
+        "soak processes", f"{_BENCH}.soak --processes --seconds 1200 --plot {_PLOTS}/processes.png"
+    ),
+    Part("soak edge", f"{_BENCH}.attack.soak --seconds 1500 --plot {_PLOTS}/edge.png"),
     Part("attack", "make attack"),
     Part("overload", f"{_BENCH} overload"),
     Part("big", f"{_BENCH} big"),

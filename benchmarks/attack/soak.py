@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.attack.__main__ import gateway_of, make_certificates, rss_mib
 from benchmarks.attack.callers import Callers
+from benchmarks.plot import plot
 from benchmarks.process import ROOT, Service, running
 from benchmarks.report import machine, table, write
 
@@ -175,8 +176,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attack.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--write", action="store_true", help=f"into {_RELIABILITY.name}")
+    parser.add_argument("--plot", type=Path, help="a PNG of what is held over time")
     given = parser.parse_args()
     outcome = soak(given.seconds)
+    if given.plot is not None:
+        at_s = [sample.at_s for sample in outcome.samples]
+        figures = {name: [*map(of, outcome.samples)] for name, (of, _) in _FIGURES.items()}
+        plot(given.plot, "the edge", at_s, figures)
     report = markdown(outcome, given.seconds)
     print(report)
     print(*outcome.failures[:10], sep="\n")

@@ -60,7 +60,7 @@ def test_two_files_in_one_folder_are_refused(tmp_path):
 
 def test_a_number_that_no_enum_has_is_an_error_of_the_file():
     text = b"input { data_type: 99999999999999999999 }"
-    with pytest.raises(ConfigError, match="m/config.pbtxt:.*99999999999999999999"):
+    with pytest.raises(ConfigError, match=r"m/config\.pbtxt:.*99999999999999999999"):
         parse_text(text, "m/config.pbtxt")
 
 
