@@ -214,7 +214,7 @@ def test_a_profile_is_requested_in_both_formats(
     ("feed", "log_id", "sent"),
     [({}, 0, 0), ({"logid": 5}, 0, 5), ({"logid": "5"}, 0, 5), ({"logid": 5}, 7, 7), ({}, 7, 7)],
 )
-def test_the_log_id_is_the_argument_or_else_that_of_the_feed(
+def test_the_log_id_is_the_argument_or_that_of_the_feed(
     server: Server, client: PipelineClient, feed: dict[str, Any], log_id: int, sent: int
 ):
     client.predict({**feed, "x": "1"}, log_id=log_id)

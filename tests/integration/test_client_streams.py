@@ -66,7 +66,7 @@ def gate(stage: Stage) -> Iterator[None]:
     stage.gate.set()
 
 
-def test_the_parts_come_one_by_one(client, stage):
+def test_the_parts_arrive_one_by_one(client, stage):
     with client.predict_stream({"n": "3", "hold": "1"}) as parts:
         assert next(parts)["text"] == 0
         stage.gate.set()

@@ -87,7 +87,7 @@ class Sums(Op):
         return {"sum": feed_batch[0]["x"].sum(axis=1, keepdims=True)}
 
 
-def test_tensors_go_in_and_tensors_and_text_come_back():
+def test_tensors_are_sent_and_tensors_and_text_are_returned():
     with server_for(Sums("sums", [RequestOp()])) as server, client_of(server) as client:
         x = np.arange(6, dtype=np.float32).reshape(2, 3)
         response = client.predict({"x": x}, pack_tensor_format=True)

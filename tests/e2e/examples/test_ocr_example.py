@@ -465,7 +465,7 @@ def test_mini_batches_hold_every_line_once_and_little_padding(widths, size):
             assert (x[:, :, widths[place] :] == 0).all()
 
 
-def test_readings_come_back_in_the_order_of_the_lines():
+def test_readings_have_the_order_of_the_lines():
     readings = [[recognition.Reading(text, 1.0) for text in texts] for texts in ("ca", "b")]
     ordered = recognition.in_order([[2, 0], [1]], readings)
     assert [reading.text for reading in ordered] == ["a", "b", "c"]

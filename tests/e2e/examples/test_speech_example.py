@@ -271,7 +271,7 @@ def test_each_sentence_of_the_clip_is_a_part_and_the_single_answer_has_all(stub)
 
 
 @needs_model
-def test_the_op_behind_it_runs_once_a_part(service, stub, monkeypatch):
+def test_the_next_op_runs_once_for_each_part(service, stub, monkeypatch):
     heard, level_of = [], service.level_of
     monkeypatch.setattr(service, "level_of", lambda samples: heard.append(1) or level_of(samples))
     for number, _ in enumerate(stub.inference_stream(asking(CLIP), timeout=TIMEOUT_S), 1):

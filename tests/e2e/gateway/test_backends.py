@@ -120,7 +120,9 @@ class Load:
         wait_until(lambda: self.failures or all(self.answers[pid] > before[pid] for pid in pids))
 
 
-def test_servers_come_and_go_under_load_without_a_failed_request(tmp_path, gateway_binary):
+def test_servers_are_added_and_removed_under_load_without_a_failed_request(
+    tmp_path, gateway_binary
+):
     listed = tmp_path / "backends"
     with served(tmp_path, 3) as (first, second, third):
         put(listed, [first, second])

@@ -341,7 +341,7 @@ server.run_server()
 
 
 @ONE_AND_COPIES
-def test_each_pipeline_is_at_its_name_behind_the_gateway(tmp_path, config):
+def test_each_pipeline_has_its_path_at_the_gateway(tmp_path, config):
     with running(tmp_path, PAIR, edge="gateway", **config) as (server, caller):
         fields = {"one": "first", "two": "second"}
         for name, op in fields.items():

@@ -436,7 +436,7 @@ def test_many_large_payloads_at_once_are_not_mixed_up(rich):
     assert len({answer["made"] for answer in results}) == 5
 
 
-def test_large_payloads_leave_no_file_behind(rich):
+def test_large_payloads_leave_no_file(rich):
     rich.get({"work.postprocess": "make big arrays"})
     for pid in rich.family:
         assert "/dev/shm" not in Path(f"/proc/{pid}/maps").read_text()

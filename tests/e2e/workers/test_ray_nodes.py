@@ -70,7 +70,7 @@ async def _without_room() -> None:
             """It does not come up."""
 
 
-def test_actors_are_where_they_are_wanted_and_come_when_there_is_room() -> None:
+def test_actors_are_placed_as_configured_and_start_when_there_is_room() -> None:
     async def all_of_it() -> None:
         async with nodes(3, 1) as made:
             await _placed()

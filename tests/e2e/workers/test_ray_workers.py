@@ -162,7 +162,7 @@ def test_an_actor_that_hangs_is_replaced_and_its_request_ends(served):
     assert served.get({})["sum"] == "12"
 
 
-def test_parts_of_a_stream_come_in_order(served):
+def test_parts_of_a_stream_are_in_order(served):
     parts = [dict(part) for part in served.client.predict_stream({"parts": "5"})]
     assert [part["part"] for part in parts] == [0, 1, 2, 3, 4]
 

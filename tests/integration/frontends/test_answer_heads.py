@@ -201,7 +201,7 @@ def test_grpc_has_a_code_to_match(server, status, code):
     assert reported["retry-after"] == "7"
 
 
-def test_an_answer_over_grpc_has_its_headers_behind_it(server):
+def test_an_answer_over_grpc_has_its_headers_as_trailing_metadata(server):
     response, call = called(server, "201")
     reported = dict(call.trailing_metadata())
     assert (list(response.value), reported["pipeline-status"]) == (["made"], "201")

@@ -134,7 +134,7 @@ def texts_and_error(texts: Texts) -> tuple[list[str], str]:
 
 
 @at_each_door
-def test_the_parts_come_in_order(server, door):
+def test_the_parts_are_in_order(server, door):
     with door(server, n=60) as texts:
         assert list(texts) == [str(number) for number in range(60)]
 

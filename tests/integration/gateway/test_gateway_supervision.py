@@ -178,7 +178,7 @@ def test_a_gateway_that_dies_restarts_while_clients_wait(played):
 
 
 @here
-def test_a_gateway_that_cannot_come_back_is_tried_again(played):
+def test_a_gateway_that_cannot_restart_is_tried_again(played):
     with server() as running:
         played.shall("fail", "not today")
         os.kill(played.pids[0], signal.SIGKILL)

@@ -302,7 +302,7 @@ async def test_polling_loads_new_models_and_unloads_removed_ones(tmp_path):
 
 
 @on_loop
-async def test_two_loads_of_one_model_come_one_after_the_other(tmp_path):
+async def test_two_loads_of_one_model_run_one_after_the_other(tmp_path):
     add_identity(tmp_path, "a", 1)
     async with Controlled(tmp_path) as there:
         there.maker.may_load.clear()

@@ -65,7 +65,7 @@ def pids(folder):
     return {int(path.name.removeprefix("up_")) for path in folder.glob("up_*")}
 
 
-def test_processes_come_and_go_and_the_others_and_the_statistics_stay(tmp_path):
+def test_processes_start_and_stop_and_the_others_and_the_statistics_stay(tmp_path):
     folder = add_python(tmp_path, "m", COUNTS, GROUP % 2)
     with serving(tmp_path, models=("m",)) as server:
         infer(server, "m", [1.0])
@@ -119,7 +119,7 @@ def test_sequences_end_at_the_instance_of_their_start(tmp_path):
         assert [step(server, 4, start=True)[1]] == list(pids(tmp_path))
 
 
-def test_threads_come_and_go_under_load(tmp_path):
+def test_threads_start_and_stop_under_load(tmp_path):
     """Of 3, 1 and 3 threads each request is answered."""
     folder = add_identity(tmp_path, "m", 1, more=GROUP % 1)
 

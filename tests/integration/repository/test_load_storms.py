@@ -56,6 +56,6 @@ def _a_failed_load_ends_the_model(patch):
 @pytest.mark.parametrize(
     "defect", [_versions_end_first, _running_requests_are_dropped, _a_failed_load_ends_the_model]
 )
-def test_a_defect_that_is_put_back_is_found(monkeypatch, defect):
+def test_the_fuzzer_reports_a_restored_defect(monkeypatch, defect):
     defect(monkeypatch)
     assert any(repository.run(seed) for seed in range(1, 1 + _MOST_CASES))

@@ -124,7 +124,7 @@ class TritonPythonModel:
 """
 
 
-def test_a_python_model_logs_what_its_server_does_now(tmp_path, capfd):
+def test_a_python_model_logs_at_the_current_level_of_its_server(tmp_path, capfd):
     add_python(tmp_path, "logs", LOGS)
     with serving(tmp_path, "none") as server:
         changes = {"log_warning": False, "log_verbose_level": 1}

@@ -216,7 +216,7 @@ def test_a_call_has_the_attributes_of_its_request(server):
     assert document == ["r7", own, 5, 3, 9_000_000, ["OUTPUT0"]]
 
 
-def test_many_calls_go_side_by_side_and_answers_may_come_in_parts(server):
+def test_many_calls_run_concurrently_and_answers_may_have_parts(server):
     sums, parts = json.loads(ask(server, "asks_many", 4.0))
     assert sums == [4.0 + number for number in range(20)]
     assert parts == [0.0, 1.0, 2.0, 3.0]
@@ -242,7 +242,7 @@ def test_calls_that_cannot_be_are_errors_with_codes(server):
     assert texts[7] == "expected a text, found int"
 
 
-def test_large_arrays_come_and_go_and_are_the_models_own(server):
+def test_large_arrays_are_passed_and_belong_to_the_model(server):
     for _ in range(3):
         assert ask(server, "asks_large") == "True"
     memory = server._processes.processes.memory

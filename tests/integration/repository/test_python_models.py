@@ -499,7 +499,7 @@ def test_sequences_stay_with_an_instance_and_have_controls(tmp_path):
         assert sums == {key: [3.0 * key] for key in range(1, 5)}
 
 
-def test_workers_of_all_models_come_from_two_zygotes_which_are_replaced(tmp_path):
+def test_workers_of_all_models_are_forked_by_two_replaceable_zygotes(tmp_path):
     for name in ("a", "b", "c"):
         add_python(tmp_path, name, DOUBLES)
 

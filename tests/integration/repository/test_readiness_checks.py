@@ -48,7 +48,7 @@ def of_server(server):
 
 
 @pytest.mark.parametrize("config", ["", IN_THREADS])
-def test_a_model_is_as_ready_as_it_says(tmp_path, config):
+def test_a_model_has_the_readiness_that_it_reports(tmp_path, config):
     flag = tmp_path / "flag"
     models = {
         "asks": ASKS,
@@ -87,7 +87,7 @@ def test_a_strict_server_is_ready_only_if_its_models_are(tmp_path, is_strict):
 
 
 @virtual
-async def test_those_who_ask_meanwhile_get_the_answer_of_the_call_that_runs():
+async def test_concurrent_checks_get_the_answer_of_the_running_call():
     begun = []
     check = ModelCheck(asyncio.get_running_loop(), lambda: begun.append(1))
     late = asyncio.create_task(check.is_ready())

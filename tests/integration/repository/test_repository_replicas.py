@@ -160,7 +160,7 @@ def ask_sum(server, name, **parameters):
     return status, answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
 
 
-def test_requests_of_a_sequence_come_to_the_replica_that_has_it(server, models):
+def test_requests_of_a_sequence_reach_its_replica(server, models):
     add_python(models, "sums", SUMS)
     assert control(server, "sums", "load") == (200, None)
     for step in range(4):

@@ -64,7 +64,7 @@ def test_each_instance_runs_each_sample_before_the_model_is_ready(tmp_path):
         assert answer["model_stats"][0]["inference_count"] == 1, "samples are not counted"
 
 
-def test_data_of_a_file_come_to_the_model(tmp_path):
+def test_data_of_a_file_reach_the_model(tmp_path):
     folder = add_python(tmp_path, "m", NOTES, sample(data='input_data_file: "raw"'))
     (folder / "warmup").mkdir()
     (folder / "warmup" / "raw").write_bytes(array_to_raw(np.array([3, 4, 5], np.float32)))

@@ -254,7 +254,7 @@ def test_grpc_in_use_in_this_process_is_an_error_with_advice(monkeypatch):
 
 
 @pytest.mark.parametrize("key", ["rpc_port", "http_port"])
-def test_a_port_of_somebody_else_is_not_shared(key):
+def test_a_port_of_another_program_is_not_shared(key):
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as other:
         port = other.getsockname()[1]
         with pytest.raises(InitError, match=rf"{key}: cannot listen on .*:{port}: .* in use"):

@@ -60,7 +60,7 @@ def test_each_part_passes_or_fails_and_its_last_line_is_in_the_page(verify, tree
     assert "| bad |" in page
 
 
-def test_what_has_passed_at_this_commit_does_not_run_again(verify, tree, tmp_path):
+def test_a_part_that_passed_at_this_commit_does_not_run_again(verify, tree, tmp_path):
     counted = Part("counted", f"echo >> {tmp_path}/runs; wc -l < {tmp_path}/runs")
 
     def runs(**options):
@@ -86,12 +86,12 @@ def test_a_part_that_failed_runs_again(verify, tmp_path):
     assert verify(part) == (True, {"part": (release_check.PASSED, "")})
 
 
-def test_a_part_that_takes_too_long_is_killed_with_what_it_has_started(verify):
+def test_a_part_that_takes_too_long_is_killed_with_its_children(verify):
     is_well, outcomes = verify(Part("slow", "echo begun; sleep 1000 & wait", limit_s=1))
     assert (is_well, outcomes["slow"]) == (False, (release_check.LATE, "begun"))
 
 
-def test_a_part_that_needs_what_is_not_there_does_not_run(verify, monkeypatch):
+def test_a_part_whose_needs_are_missing_does_not_run(verify, monkeypatch):
     monkeypatch.setenv("SET", "1")
     part = Part("part", "exit 1", needs=("SET", "bash", "UNSET_VARIABLE", "no-such-program"))
     outcome = (release_check.NOT_RUN, "needs UNSET_VARIABLE, no-such-program")

@@ -153,7 +153,7 @@ async def test_a_call_is_answered(method):
 
 
 @on_loop
-async def test_a_call_may_come_byte_by_byte_or_with_others():
+async def test_a_call_may_arrive_byte_by_byte_or_with_others():
     async with opened() as door, peer_of(door) as peer:
         for byte in pack(request_meta("inference", 1), b"slow"):
             peer.send(bytes([byte]))
@@ -593,7 +593,7 @@ async def test_a_relayed_connection_ends_at_both_ends():
 
 
 @on_loop
-async def test_without_a_server_behind_the_relay_the_caller_is_hung_up_on():
+async def test_without_a_server_the_relay_closes_the_connection():
     listener = bind("127.0.0.1", 0, "port")
     nobody = "\0pipeline-test-nobody"
     door = OnePortFrontend(echo, listener, LIMIT, nobody, nobody)

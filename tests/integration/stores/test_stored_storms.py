@@ -12,7 +12,7 @@ from pipeline.errors import PipelineError
 _MOST_CASES = 10  # until a defect is found
 
 
-def test_a_request_ends_as_its_references_say():
+def test_a_request_ends_according_to_its_references():
     assert stored.run(1) == [], "python -m fuzz.stored --seed 1 --cases 1"
 
 
@@ -38,7 +38,7 @@ def _only_our_errors_end_a_request(patch):
 
 
 @pytest.mark.parametrize("defect", [_values_of_another_request, _only_our_errors_end_a_request])
-def test_a_defect_that_is_put_back_is_found(monkeypatch, defect):
+def test_the_fuzzer_reports_a_restored_defect(monkeypatch, defect):
     monkeypatch.setattr(stored, "_PATIENCE_S", 3.0)
     defect(monkeypatch)
     assert any(stored.run(seed) for seed in range(1, 1 + _MOST_CASES))

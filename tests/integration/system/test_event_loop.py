@@ -91,7 +91,7 @@ def test_a_loop_has_daemon_threads_for_blocking_work():
 
 
 @on_loop
-async def test_a_task_that_refuses_to_end_is_left_behind_and_named(monkeypatch, caplog):
+async def test_a_task_that_refuses_to_end_is_abandoned_and_named(monkeypatch, caplog):
     monkeypatch.setattr(event_loop, "_CANCEL_TIMEOUT_S", 0.01)
     released = asyncio.Event()
 

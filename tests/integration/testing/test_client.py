@@ -103,7 +103,7 @@ class Words(Op):
                 raise ProductError(52, "bad word")
 
 
-def test_streams_come_part_by_part_and_end_in_their_error():
+def test_streams_are_returned_part_by_part_and_end_with_their_error():
     server = PipelineServer("words")
     server.set_response_op(ResponseOp(Words("words", RequestOp())))
     with TestClient(server, {"rpc_port": 0}) as client:

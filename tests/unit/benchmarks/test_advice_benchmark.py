@@ -27,5 +27,5 @@ def test_advice_changes_only_the_named_settings():
         ([100.0], False),
     ],
 )
-def test_advice_may_be_followed_if_it_helps_much_and_never_harms(per_s, is_right):
+def test_advice_is_good_if_it_helps_and_is_never_worse(per_s, is_right):
     assert may_be_followed(per_s) is is_right

@@ -91,7 +91,7 @@ def test_inputs_of_v2_are_tensors():
         ('a:={"b": 1}', "v2", "a: expected text, a number"),
     ],
 )
-def test_a_wrong_word_is_named(word, form, said):
+def test_an_invalid_argument_is_named(word, form, said):
     with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
         sent_by(":1/svc", word, form=form)
 

@@ -91,7 +91,7 @@ def test_a_script_registers_an_object_or_its_place():
     assert registry.find("filters", "mine").__name__ == "InitError"
 
 
-def test_a_name_is_registered_once_but_the_same_may_come_again(built_in):
+def test_a_name_is_registered_once_except_for_the_same_object(built_in):
     registry.register("sinks", "mine", print)
     registry.register("sinks", "mine", print)
     with pytest.raises(ConfigError, match="the name 'mine' is taken among sinks"):

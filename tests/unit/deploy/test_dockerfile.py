@@ -33,7 +33,7 @@ def test_the_deployed_service_has_the_files_of_the_package():
         assert (SERVICE / copy).read_text() == (TEMPLATES / name).read_text()
 
 
-def test_the_image_is_slim_and_its_tools_stay_behind():
+def test_the_image_is_slim_and_without_build_tools():
     stages = [value for name, value in _instructions() if name == "FROM"]
     assert len(stages) == 2
     assert all("-slim-" in value for value in stages)

@@ -167,7 +167,7 @@ def test_is_skip_process_is_honoured_for_each_sample():
     assert bound.op.calls == [2]
 
 
-def test_mini_batches_run_in_order_and_come_back_as_lists():
+def test_mini_batches_run_in_order_and_are_returned_as_lists():
     class Mini(Model):
         def preprocess(self, input_dicts, data_id, log_id):
             return [rows(*part) for part in input_dicts["read"]["parts"]], False, None, ""

@@ -680,7 +680,7 @@ async def test_stop_answers_open_requests_after_the_grace_period():
 
 
 @virtual
-async def test_requests_that_come_before_the_start_wait_for_it():
+async def test_requests_before_the_start_wait_for_it():
     engine = Engine(chain("a"))
     early = engine.ask()
     await settle()

@@ -145,7 +145,7 @@ class Broken(Filter):
         raise RuntimeError("end")
 
 
-def test_a_filter_that_breaks_later_harms_no_request(caplog):
+def test_a_filter_that_raises_later_does_not_affect_requests(caplog):
     async def main():
         async with engine_with(Broken()) as engine:
             assert answers(await engine.ask(path="x")) == {"path": "x>a"}

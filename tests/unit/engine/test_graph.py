@@ -12,7 +12,7 @@ def names(graph):
     return [op.name for op in graph.ops]
 
 
-def test_ops_come_after_all_ops_that_they_read():
+def test_ops_follow_all_ops_that_they_read():
     read = RequestOp()
     a = Tag("a", [read])
     b = Tag("b", [a, read])

@@ -268,7 +268,7 @@ async def test_a_repeated_call_gets_the_original_feed(feeds):
 
 
 @virtual
-async def test_a_feed_goes_to_process_and_shares_batches_with_whole_requests():
+async def test_a_feed_is_passed_to_process_and_shares_batches_with_whole_requests():
     op = Feeds("m", [RequestOp()])
     config = {"op": {"m": {"batch_size": 2, "auto_batching_timeout": 10}}}
     async with Engine(op, config, {"m": 0.1}) as engine:

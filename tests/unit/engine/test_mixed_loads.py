@@ -60,7 +60,7 @@ async def test_a_request_that_bypasses_a_slow_op_is_not_refused_for_it(times, qu
 
 
 @virtual
-async def test_the_first_quick_request_behind_many_slow_ones_is_not_refused():
+async def test_the_first_quick_request_after_many_slow_ones_is_not_refused():
     last = Tag("slow", [Gate("gate", RequestOp())])
     async with Engine(last, {"op": {"slow": SLOW}}, {"slow": 0.04}) as engine:
         slow, quick = Load(engine), Load(engine, path="quick")

@@ -136,7 +136,7 @@ def test_padding_stays_the_zero_vector(network, rng):
     assert not gradients["embedding"][0].any()
 
 
-def test_fitting_learns_which_word_decides(network, training, rng):
+def test_fitting_finds_the_decisive_token(network, training, rng):
     words = some_words(rng, 1000)
     labels = (words == 7).any(axis=1).astype(np.int64)
     examples = training.fitting.Examples(words, labels)

@@ -42,7 +42,7 @@ def test_the_gateway_takes_over_configured_ports(word):
 
 
 @pytest.mark.usefixtures("has_binary")
-def test_the_older_word_is_about_http_alone():
+def test_the_older_key_applies_to_http_only():
     assert ports_of(**PORTS, http_server="gateway") == HTTP
     assert ports_of(**PORTS, http_server="embedded") == NONE
 

@@ -40,14 +40,14 @@ def test_batches_are_neighbours_of_the_same_op_worker_and_number(places, sizes):
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), max_size=20))
-def test_each_turn_knows_its_batch(runs):
+def test_each_span_has_its_batch(runs):
     places = [(op, 0, number) for number, (op, size) in enumerate(runs) for _ in range(size)]
     result = batches(turns_of(*places))
     assert result.sizes.tolist() == [size for _, size in runs]
     assert result.of(np.arange(len(places))).tolist() == [batch for _, _, batch in places]
 
 
-def test_columns_are_in_the_order_that_is_asked_for():
+def test_columns_are_in_the_requested_order():
     turns = turns_of((0, 1, 5), (2, 3, 6))
     assert columns(turns, "batch", "op").tolist() == [[5, 6], [0, 2]]
     assert columns(turns).shape == (0, 2)
@@ -65,7 +65,7 @@ KEYS = st.integers(0, 3) | st.integers(0, 2**40)
 
 
 @given(st.lists(KEYS, min_size=1))
-def test_what_is_sorted_ascends_and_equals_stay_in_order(keys):
+def test_sorting_is_ascending_and_stable(keys):
     order = sorted_by(np.array(keys, np.int64))
     result = list(range(len(keys))) if order is None else order.tolist()
     assert result == sorted(range(len(keys)), key=lambda place: keys[place])

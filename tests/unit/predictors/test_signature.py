@@ -122,7 +122,7 @@ def test_a_single_text_gets_the_rank_of_its_input(shape, batch, fed):
         assert model.feed({"x": text}, batch)["x"].tolist() == fed
 
 
-def test_inputs_with_a_value_in_the_model_are_fed_if_they_come():
+def test_inputs_with_a_value_in_the_model_are_optional():
     bias = [spec("b", shape=(3,))]
     model = ModelSignature("toy", [spec()], [spec("y")], options=bias)
     assert list(model.feed({"x": zeros(2, 3)})) == ["x"]

@@ -105,7 +105,7 @@ def test_a_lod_of_any_length_is_decoded_as_offsets(array: np.ndarray[Any, Any], 
 
 @settings(deadline=None)
 @given(st.one_of(st.text(), RAW_BYTES, st.lists(st.text(), min_size=1)))
-def test_text_and_bytes_come_back_as_they_went(value: Any):
+def test_text_and_bytes_survive_the_round_trip(value: Any):
     assert same(tensor_to_numpy(sent(numpy_to_tensor("x", value))), value)
 
 

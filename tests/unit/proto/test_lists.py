@@ -107,7 +107,7 @@ def test_lists_are_converted_without_losing_values() -> None:
 
 
 @pytest.mark.parametrize("kind", ["U", "S"])
-def test_text_arrays_one_behind_the_other_are_not_padded(kind: str) -> None:
+def test_consecutive_text_arrays_are_not_padded(kind: str) -> None:
     arrays = [np.array([text], kind) for text in TEXTS]
     result, peak = measured(lambda: concatenated(arrays))
     assert result.tolist() == [array[0] for array in arrays]

@@ -64,7 +64,7 @@ def test_an_endpoint_that_is_not_text_is_refused():
         grpc_target([9998])
 
 
-def test_a_pipeline_may_be_named_behind_the_port_the_same_in_all():
+def test_a_pipeline_may_be_named_after_the_port_equally_in_all_endpoints():
     assert split_name(["a:1/embed", "[::1]:2/embed"]) == (["a:1", "[::1]:2"], "embed")
     others = ["a:1", "http://a:1/embed", "dns:///a:1", "a:1/", "a/b"]
     assert split_name(others) == (others, "")

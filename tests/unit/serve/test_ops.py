@@ -156,7 +156,7 @@ def test_outputs_that_a_fetch_list_leaves_out_may_be_configured():
     with_model(test, Negates(), conf=more)
 
 
-def test_a_log_id_and_lod_come_back():
+def test_a_log_id_and_lod_are_returned():
     async def test(answer: Answer, _: Service) -> None:
         request = request_of([[1], [2], [3]], lod=[0, 1, 3], log_id=2**64 - 1)
         message = await answer(ModelCall(request), None)

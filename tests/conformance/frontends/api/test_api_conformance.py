@@ -228,7 +228,7 @@ class TestStreams:
             {"at": 0}, {"at": 1}, {"at": 2},
         ]  # fmt: skip
 
-    def test_an_error_behind_parts_is_the_last_event(self, speaking: dict[str, int], place: str):
+    def test_an_error_after_parts_is_the_last_event(self, speaking: dict[str, int], place: str):
         case = ok("", {"n": 2, "fails_at": 1}, None, headers=(JSON, EVENTS))
         answer = answer_of(speaking[place], case)
         assert answer.status == 200

@@ -187,7 +187,7 @@ def test_a_reflection_client_that_stays_does_not_delay_the_stop(settings, holder
             done.set()
 
 
-def test_an_idle_stream_ends_as_unavailable_behind_its_answers(settings, holder):
+def test_an_idle_stream_ends_as_unavailable_after_its_answers(settings, holder):
     server = conformance_server(holder, stop_grace_period=600_000, **settings).start()
     done = threading.Event()
 

@@ -99,7 +99,7 @@ def test_more_choices_than_are_worked_on_at_once(clients, stream):
         assert [text.strip() for text in texts] == [prompt for prompt in prompts for _ in range(2)]
 
 
-def test_the_choices_of_a_stream_come_side_by_side(clients):
+def test_the_choices_of_a_stream_are_interleaved(clients):
     stream = clients[2].completions.create(model="echo", prompt="word", n=3, stream=True)
     seen = set()
     with stream:

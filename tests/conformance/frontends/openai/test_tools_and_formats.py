@@ -113,7 +113,7 @@ def test_a_response_may_have_interleaved_calls_and_text(client):
     assert [ended[at]["arguments"].strip() for at in (0, 2)] == [TEXT, TEXT]
 
 
-def test_id_and_name_come_once_and_arguments_by_index(client):
+def test_id_and_name_are_sent_once_and_arguments_by_index(client):
     stream = client.chat.completions.create(**ask(*SIDE_BY_SIDE, tools=[TOOL]), stream=True)
     deltas = [item.choices[0].delta.tool_calls or [] for item in stream]
     calls = [item for several in deltas for item in several]
@@ -165,7 +165,7 @@ def test_an_empty_choice_ends_with_a_reason_and_counts_are_zeros(client, parts):
 
 
 @pytest.mark.parametrize("first", [{"text": "a"}, {"tool_calls": [call(0, "{")]}])
-def test_an_error_behind_the_first_part_is_raised(client, first):
+def test_an_error_after_the_first_part_is_raised(client, first):
     stream = client.chat.completions.create(**ask(first, "out of words"), stream=True)
     with pytest.raises(openai.APIError, match="out of words") as caught:
         list(stream)

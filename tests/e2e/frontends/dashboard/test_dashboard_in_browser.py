@@ -314,7 +314,7 @@ def test_client_errors_are_shown_apart_from_failures_of_the_service():
         assert browser.text("#failures") == "0"
 
 
-def test_small_lines_run_behind_the_texts():
+def test_sparklines_are_drawn_behind_the_texts():
     with opened(Played(graph_of(*DIAMOND)), width=1200) as browser:
         behind = "getComputedStyle(document.getElementById('rate_line')).zIndex"
         assert browser.run(behind) == "-1"

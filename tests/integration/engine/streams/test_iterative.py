@@ -310,7 +310,7 @@ async def test_a_hanging_step_ends_its_requests_and_others_continue():
 
 
 @on_loop
-async def test_parts_go_through_the_ops_behind_and_are_combined_for_unary_callers():
+async def test_parts_pass_later_ops_and_are_combined_for_unary_requests():
     behind = Mark("m", input_ops=[steps()])
     async with serving(behind, **BATCHED) as streams:
         sink = streams.begin(n=3)

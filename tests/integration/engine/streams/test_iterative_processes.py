@@ -72,7 +72,7 @@ async def entered(op):
 
 
 @on_loop
-async def test_parts_come_in_order_and_one_answer_has_them_all():
+async def test_parts_are_in_order_and_a_unary_answer_has_all():
     async with serving(Mark("m", [Steps()]), workers="process", **config()) as streams:
         sinks = [streams.begin(n=count) for count in (40, 1, 25)]
         for sink, count in zip(sinks, (40, 1, 25), strict=True):

@@ -88,7 +88,7 @@ async def test_postprocess_may_stream_the_result_of_process(is_async):
 
 
 @on_loop
-async def test_a_part_passes_the_ops_behind_in_order_and_each_once():
+async def test_a_part_passes_each_later_op_once_and_in_order():
     calls = Noted()
 
     class Slow(Mark):
@@ -336,7 +336,7 @@ async def test_a_slice_that_was_cut_off_continues_while_there_is_room():
 
 
 @on_loop
-async def test_a_join_behind_a_gathering_branch_holds_the_generator_back():
+async def test_a_join_after_a_gathering_branch_pauses_the_generator():
     """The slower of two ends counts."""
 
     may_go = Event()
@@ -795,7 +795,7 @@ async def test_a_stream_that_is_cut_has_one_span_as_it_ended(graph, outcome):
 
 
 @on_loop
-async def test_the_edges_behind_a_stream_count_its_parts():
+async def test_the_edges_after_a_stream_count_its_parts():
     count = Count("count", RequestOp())
     words = Words("words", Mark("m", count), gather=True)
     async with serving(words) as streams:

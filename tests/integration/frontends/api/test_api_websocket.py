@@ -123,7 +123,7 @@ def test_credit_is_read_however_many_requests_wait_for_it(server):
         assert ended == set(range(128))
 
 
-def test_a_cancel_is_read_behind_more_endless_requests_than_run_at_once(server):
+def test_a_cancel_is_read_after_more_endless_requests_than_run_at_once(server):
     with web_socket(server.http_port, PATH) as socket:
         for _ in range(130):
             socket.say(data={"n": -6, "size": 10_000})

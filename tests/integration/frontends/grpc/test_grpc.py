@@ -282,7 +282,7 @@ def test_a_reflection_client_that_stays_does_not_delay_the_stop():
             done.set()
 
 
-def test_requests_that_come_while_the_server_stops_are_not_worked_on(holds):
+def test_requests_during_the_stop_are_not_processed(holds):
     server = server_for(holds, stop_grace_period=60_000).start()
     with channel_to(server.rpc_port) as channel, ThreadPoolExecutor() as pool:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
@@ -400,7 +400,7 @@ def test_running_calls_end_as_unavailable_after_the_grace_period():
 
 
 @on_loop
-async def test_an_idle_stream_ends_as_unavailable_behind_its_answers():
+async def test_an_idle_stream_ends_as_unavailable_after_its_answers():
     async def echo(messages, call):
         async for message in messages:
             yield message

@@ -117,7 +117,7 @@ def test_an_empty_or_null_value_is_the_default(echo, body):
     assert post(echo, body) == (200, EMPTY)
 
 
-def test_tensors_come_in_either_spelling_and_go_out_in_the_original_one(tensors):
+def test_tensors_are_read_in_both_spellings_and_written_in_the_original_one(tensors):
     for elem_type, int64_data in (("elem_type", "int64_data"), ("elemType", "int64Data")):
         sent = {"name": "n", elem_type: 0, int64_data: ["9007199254740993", -1], "shape": [1, 2]}
         status, answer = post(tensors, {"tensors": [sent]})
@@ -543,7 +543,7 @@ def test_pipelined_requests_are_answered_in_order():
         assert paths == [f"{number}>t" for number in range(20)]
 
 
-def test_garbage_behind_a_request_does_not_take_its_answer(echo):
+def test_garbage_after_a_request_does_not_affect_its_answer(echo):
     with connect(echo) as connection:
         connection.send(request(body_of(a="1")) + request(body_of(b="2")) + b"garbage\r\n\r\n")
         assert pairs_of(connection.answer()) == {"a": "1"}
@@ -918,7 +918,7 @@ def test_an_idle_connection_is_closed(pieces):
 
 @pytest.mark.parametrize("body", [b"", b"{"], ids=["no body", "half a body"])
 @pytest.mark.parametrize("header", ["Content-Length: 2", "Transfer-Encoding: chunked"])
-def test_a_body_that_does_not_come_in_time_is_a_timeout(header, body):
+def test_a_body_that_is_too_slow_is_a_timeout(header, body):
     if "chunked" in header and body:
         body = b"2\r\n{"
 

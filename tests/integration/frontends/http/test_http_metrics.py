@@ -58,7 +58,7 @@ def test_metrics_are_answered_in_prometheus_form(path, method):
     assert b"pd_" not in reply.body
 
 
-def test_the_counters_of_the_predecessor_come_behind_if_wanted():
+def test_the_counters_of_the_predecessor_follow_if_configured():
     body = answer(MetricsRoutes(whole, predecessors=True), request()).body
     assert body.index(b"# HELP pd_query") > body.index(b"pipeline_requests_accepted_total")
 

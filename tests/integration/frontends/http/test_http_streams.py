@@ -37,7 +37,7 @@ def test_a_full_server_refuses_as_the_plain_door_does():
         assert first.events()[-1] == ("end", {})
 
 
-def test_requests_sent_ahead_are_answered_behind_a_stream():
+def test_requests_sent_ahead_are_answered_after_a_stream():
     with speaking(Stage()) as server, Connection(server.http_port) as connection:
         stream = request(body_of(n=2), f"Accept: {EVENTS}")
         connection.send(request(body_of(n=3)) + stream + stream + request(body_of(n=1)))

@@ -131,7 +131,7 @@ def total(found):
 
 
 @by_sockets
-async def test_bodies_come_in_pieces_one_behind_the_other_and_go_back(door):
+async def test_bodies_in_pieces_are_returned_one_after_the_other(door):
     reader, writer = await door.connect()
     body = bytes(range(250)) * 602
     whole = request(body, outputs=("y", "x"))

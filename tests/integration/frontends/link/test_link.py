@@ -223,7 +223,7 @@ def test_the_gateway_receives_the_capabilities_of_the_server():
     assert hello.headers
 
 
-def test_answers_come_as_they_get_ready(talk):
+def test_answers_are_sent_when_they_are_ready(talk):
     holds = Holds()
 
     async def test(gateway):

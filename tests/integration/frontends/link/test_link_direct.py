@@ -131,7 +131,7 @@ def test_a_direct_method_answers(asked, answer):
     talk(test)
 
 
-def test_an_answer_may_come_later():
+def test_an_answer_may_be_sent_later():
     async def test(gateway: LinkPeer, service: Service) -> None:
         gateway.say(message(1, b"wait", method=DIRECT), ask(2))
         assert (await gateway.hear())[1] == 2

@@ -114,7 +114,7 @@ CALLS = st.tuples(
 
 @settings(max_examples=15, deadline=None)
 @given(calls=st.lists(CALLS, max_size=12))
-def test_calls_of_all_kinds_and_sizes_come_back_as_they_went(peer, calls):
+def test_calls_of_all_kinds_and_sizes_are_returned_unchanged(peer, calls):
     made = [
         call_of(
             method,

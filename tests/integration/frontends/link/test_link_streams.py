@@ -180,7 +180,7 @@ def test_long_messages_of_a_stream_do_not_block_short_calls():
     talk(test)
 
 
-def test_a_stream_ends_with_its_error_behind_its_answers():
+def test_a_stream_ends_with_its_error_after_its_answers():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         gateway.say(
             opening(1), data_frame(1, b"a"), data_frame(1, b"abort"), data_frame(1, b"never")
@@ -212,7 +212,7 @@ def test_a_stream_whose_client_left_is_cancelled():
     talk(test)
 
 
-def test_streams_end_behind_their_answers_when_the_server_stops():
+def test_streams_end_after_their_answers_when_the_server_stops():
     async def test(gateway: LinkPeer, service: Service, door: LinkFrontend) -> None:
         service.go.clear()
         gateway.say(opening(1), data_frame(1, b"a"))

@@ -100,7 +100,7 @@ def test_events_of_a_call(server):
     assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
 
 
-def test_an_error_behind_the_first_event_is_the_last_one(server):
+def test_an_error_after_the_first_event_is_the_last_one(server):
     *_, (name, said) = events_of(server, "fail late")
     assert (name, said["error"]["message"]) == ("error", "the script breaks off")
     assert said["error"]["type"] == "invalid_request_error"

@@ -187,7 +187,7 @@ def test_log_probabilities(client):
     assert (first.token, first.top_logprobs[0].logprob) == ("Hello", -0.25)
 
 
-def test_an_error_behind_the_first_event_is_raised(client):
+def test_an_error_after_the_first_event_is_raised(client):
     events = ask(client, input="fail late", stream=True)
     with pytest.raises(openai.APIError, match="breaks off"):
         list(events)

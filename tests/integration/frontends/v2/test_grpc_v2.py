@@ -192,7 +192,7 @@ async def test_a_model_answers(service):
     ],
 )
 @called()
-async def test_errors_have_gRPCs_status_and_tritons_words(service, method, message, status, text):
+async def test_errors_have_gRPCs_status_and_tritons_text(service, method, message, status, text):
     result, said = await service.refused(method, message)
     assert result is grpc.StatusCode[status]
     assert text in said

@@ -251,7 +251,7 @@ async def test_the_repository_lists_its_models_and_loads_none(site):
 
 
 @visited()
-async def test_tensors_come_and_go_as_json(site):
+async def test_tensors_are_read_and_written_as_json(site):
     status, answer = await site.infer({"id": "7", "inputs": [X]})
     assert status == 200
     assert list(answer) == ["id", "model_name", "model_version", "outputs"]
@@ -266,7 +266,7 @@ async def test_tensors_come_and_go_as_json(site):
 
 
 @visited()
-async def test_tensors_come_and_go_as_bytes(site):
+async def test_tensors_are_read_and_written_as_bytes(site):
     raw = np.array([1, 2], "<f4").tobytes()
     entry = {k: v for k, v in X.items() if k != "data"}
     entry["parameters"] = {"binary_data_size": len(raw)}

@@ -220,7 +220,7 @@ def test_an_answer_outlives_later_runs_and_its_predictor(toys):
         predictor.predict({"index": np.array([0])})
 
 
-def test_sequences_go_in_with_their_offsets_and_come_out_with_them(toys):
+def test_sequences_are_fed_and_fetched_with_their_offsets(toys):
     predictor = load(model(toys / "inference.pdmodel"), CPU)
     sums, doubled, total = predictor.fetch_names
     words = np.arange(10, dtype=np.float32).reshape(5, 2)

@@ -52,7 +52,7 @@ def test_a_request_is_answered() -> None:
         assert connection.has_answered
 
 
-def test_an_answer_may_come_in_pieces() -> None:
+def test_an_answer_may_arrive_in_pieces() -> None:
     def byte_by_byte(peer: Peer, frame: BrpcFrame) -> None:
         for byte in answer_to(frame):
             peer.send(bytes([byte]))
@@ -61,7 +61,7 @@ def test_an_answer_may_come_in_pieces() -> None:
         assert ask(connection, b"piece by piece") == b"piece by piece"
 
 
-def test_a_late_answer_may_come_in_one_piece_with_one_in_time() -> None:
+def test_a_late_answer_may_arrive_together_with_one_in_time() -> None:
     held = Collecting()
 
     def answer_both(peer: Peer, frame: BrpcFrame) -> None:

@@ -341,7 +341,7 @@ def test_a_model_unknown_to_the_server_is_an_error_at_the_start():
         )
 
 
-def test_a_server_that_does_not_come_up_is_an_error_at_start(monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_does_not_start_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(remote_kserve, "_STARTUP_TIMEOUT_S", 0.05)
     with peer(SERVICE, {}) as there:
         pass

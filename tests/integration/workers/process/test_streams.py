@@ -34,7 +34,7 @@ def on_processes(**dag):
 
 
 @on_loop
-async def test_a_process_that_is_killed_ends_its_streams_behind_their_parts():
+async def test_a_killed_process_ends_its_streams_after_their_parts():
     op = Endless("endless", RequestOp(), concurrency=2)
     async with serving(op, **on_processes()) as streams:
         sinks = [streams.begin(PartsSink(False)) for _ in range(6)]

@@ -62,7 +62,7 @@ def test_a_batch_is_bounded_in_samples_too():
     assert scheduler.next(load(max_rows=8), 5.0) == 5.01, "6 samples do not fill a batch"
 
 
-def test_no_more_begin_than_there_is_room_for_behind():
+def test_batches_are_bounded_by_the_room_of_the_next_op():
     scheduler = filled(8, batch_size=8)
     assert scheduler.next(load(max_items=0), 5.0) is None
     assert size(scheduler.next(load(max_items=3), 5.0)) == 3

@@ -139,7 +139,7 @@ def test_a_batch_is_cut_at_once_when_the_engine_is_full():
     assert batcher.sizes == [(0, 3)]
 
 
-def test_no_more_begin_than_there_is_room_for_behind():
+def test_batches_are_bounded_by_the_room_of_the_next_op():
     batcher = Queueing(batch_size=8)
     batcher.load.max_items = 0
     for _ in range(5):
@@ -263,7 +263,7 @@ def test_priority_with_policy():
 # Beyond them ------------------------------------------------------------------------------------
 
 
-def test_observed_of_triton_strict_priority_and_first_come_within_a_level():
+def test_a_level_has_strict_priority_and_is_first_in_first_out_as_in_triton():
     batcher = Queueing(batch_size=1, run_s=1.0, priority_levels=3, default_priority_level=2)
     for level in (2, 3, 3, 1, 2, 1, 2):
         batcher.ask(priority=level)

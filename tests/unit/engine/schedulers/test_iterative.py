@@ -131,7 +131,7 @@ def test_a_late_request_joins_last():
     assert seats.next() == ([2], 0)
 
 
-def test_no_more_begin_than_there_is_room_behind():
+def test_batches_are_bounded_by_the_room_of_the_next_op():
     seats = Seats()
     seats.load.max_items = 1
     seats.add(1, 2)

@@ -375,7 +375,7 @@ def test_batches_sent_ahead_are_dropped_with_their_worker():
 
 
 @BOTH
-def test_no_more_begin_than_there_is_room_for_behind(strategy):
+def test_batches_are_bounded_by_the_room_of_the_next_op(strategy):
     sequences = Sequences(strategy, slots=4)
     for name in (1, 2, 3):
         sequences.ask(f"{name} start")

@@ -97,7 +97,7 @@ def ran(run, op):
     return watch
 
 
-def test_who_joins_while_a_step_runs_is_in_the_next_one():
+def test_a_request_that_joins_during_a_step_is_in_the_next_one():
     op, run = bound(), stepped_run(0)
     run.join(item(2), 99)
     WHILE.append(lambda: run.join(item(1), 99))

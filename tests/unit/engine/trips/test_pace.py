@@ -97,7 +97,7 @@ def test_an_op_that_is_slow_in_most_of_its_runs_stays_slow(seed):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("slow", range(11))
-def test_no_mixture_makes_an_op_come_and_go(seed, slow):
+def test_no_mixture_makes_an_op_oscillate(seed, slow):
     pace = Pace(is_fusable=True)
     assert changes(pace, islice(mixed(seed, slow), 10_000)) <= 20
 

@@ -24,7 +24,7 @@ def test_a_few_numbers_and_short_texts_are_quick(value):
     "value",
     ["a" * 513, [0] * 65, [1, [2]], [[1]], ["a"], [1, "a"], {}, b"", np.zeros(1), [1, None]],
 )
-def test_all_else_is_looked_at_more_closely(value):
+def test_other_answers_are_checked_in_full(value):
     assert not is_quick({"x": value})
     assert not is_quick(dict.fromkeys(range(65), 0))
 
@@ -56,7 +56,7 @@ def test_bytes_with_a_content_type_are_sent_unchanged():
         {"page": b"a", "content_type": 7},
     ],
 )
-def test_all_else_with_a_content_type_is_json(payload):
+def test_other_answers_with_a_content_type_are_json(payload):
     assert isinstance(written(payload), bytes)
 
 

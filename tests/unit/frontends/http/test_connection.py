@@ -166,7 +166,7 @@ async def test_requests_that_are_sent_together_are_answered_in_turn():
 
 
 @on_a_virtual_clock
-async def test_a_body_may_come_in_any_pieces():
+async def test_a_body_may_arrive_in_any_pieces():
     place = Place()
     place.at_once = lambda body: body
     transport = place.connect()
@@ -495,7 +495,7 @@ async def test_blank_lines_without_end_are_refused():
 
 
 @on_a_virtual_clock
-async def test_blank_lines_behind_requests_are_never_too_many():
+async def test_any_number_of_blank_lines_may_follow_requests():
     place = Place()
     place.at_once = lambda body: body
     transport = place.connect()
@@ -532,7 +532,7 @@ async def test_a_large_body_is_received_in_place_with_any_cuts():
 
 
 @on_a_virtual_clock
-async def test_little_is_read_at_once_where_another_large_body_may_come():
+async def test_few_bytes_are_read_where_another_large_body_may_follow():
     place = Place()
     transport = place.connect()
     for _ in range(2):
@@ -561,7 +561,7 @@ async def test_few_bytes_are_read_ahead_after_a_body():
 
 
 @on_a_virtual_clock
-async def test_small_requests_behind_a_large_one_wait_for_its_answer():
+async def test_small_requests_after_a_large_one_wait_for_its_answer():
     place = Place()
     transport = place.connect()
     transport.send(post(LARGE) + post(b"small") + post(LARGE)[:5000])

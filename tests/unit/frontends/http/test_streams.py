@@ -85,7 +85,7 @@ def streamed(request: Handle, heartbeat_s: float = 9.0) -> StreamedAnswer:
 
 
 @virtual
-async def test_short_parts_go_out_as_they_come_and_others_in_their_turn():
+async def test_short_parts_are_written_at_once_and_others_in_order():
     request, sent = Handle(), []
     answer = streamed(request)
     stream = answer.stream()

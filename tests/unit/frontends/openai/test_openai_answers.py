@@ -257,13 +257,13 @@ def test_an_invalid_call_is_an_error(calls):
 
 
 @pytest.mark.parametrize("late", [" ", "\n"])
-def test_space_behind_complete_arguments_is_left_out(late):
+def test_space_after_complete_arguments_is_removed(late):
     begin = [call(0, "{}", id="a", name="f"), call(1, "", id="b", name="g")]
     result = call_deltas(begin, [call(1, "{}")], [call(0, late)], [call(1, "\n")])
     assert result[2:] == [(1, None, None, "{}"), (1, None, None, "\n")]
 
 
-def test_arguments_behind_complete_ones_are_an_error():
+def test_arguments_after_complete_ones_are_an_error():
     begin = [call(0, "{}", id="a", name="f"), call(1, "", id="b", name="g")]
     with pytest.raises(
         PayloadTypeError, match=r"tool_calls\[0\]: the arguments of call 0 had ended"

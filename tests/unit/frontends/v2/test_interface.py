@@ -87,7 +87,7 @@ def test_an_input_of_any_rank_takes_any_shape():
         ({"a": floats(2), "b": ints(1)}, "Expected [2,-1], got [2]"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused_in_tritons_words(inputs, text):
+def test_inputs_that_do_not_match_are_refused_with_tritons_message(inputs, text):
     assert text in refusal(PLAIN, **inputs)
 
 

@@ -35,9 +35,7 @@ def refused(call: Callable[[], object]) -> tuple[V2Status, str]:
     return caught.value.kind, str(caught.value)
 
 
-def test_a_region_is_read_and_written_behind_its_offset(
-    regions: SharedRegions, folder: Path
-) -> None:
+def test_a_region_is_read_and_written_from_its_offset(regions: SharedRegions, folder: Path) -> None:
     regions.register(Region("in", "/mine_a", 16, 32))
     assert regions.read("in", 4, 8) == BYTES[20:28]
     regions.write("in", 0, 8, b"abc", "y")

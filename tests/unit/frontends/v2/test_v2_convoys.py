@@ -344,7 +344,7 @@ async def test_an_answer_that_cannot_be_split_fails_each_member():
 
 
 @virtual
-async def test_a_sink_that_fails_harms_no_other(caplog):
+async def test_a_sink_that_raises_does_not_affect_others(caplog):
     world = CollectorSetup()
     one, two = world.add(1, 2)
     one.sink.end = lambda answer: 1 / 0

@@ -183,7 +183,7 @@ def test_a_report_is_json_for_programs(played):
     assert bow["line"] is None
 
 
-def test_names_that_yaml_would_take_for_something_else_are_quoted(tmp_path):
+def test_names_that_yaml_would_convert_are_quoted(tmp_path):
     turns, requests = play([FakeOp(8, 0)], clients=8, count=200)
     analyst = Analyst(written(tmp_path, turns, requests, ["a: b"]))
     assert '    "a: b":\n' in report_text("p", analyst.figures, advise(analyst.figures))

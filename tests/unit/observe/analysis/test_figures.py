@@ -80,7 +80,7 @@ def test_idle_stretches_between_requests_do_not_count():
     )
 
 
-def test_capacity_counts_the_requests_that_do_not_come_by():
+def test_capacity_counts_requests_that_bypass_the_op():
     """Half of them come here, so the service does twice what the Op does."""
     rows = turns_of(turn(data_id=1))
     (op,) = figures_of(rows, requests_of(request(1), request(2)), NAMES).ops

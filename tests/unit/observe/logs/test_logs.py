@@ -478,7 +478,7 @@ def test_every_nth_success_is_logged_at_info(log):
     ]
 
 
-def test_with_debug_the_others_come_at_debug(log):
+def test_with_debug_other_successes_are_logged_at_debug(log):
     log.setLevel(logging.DEBUG)
     requests = RequestLog(log, sample=2)
     for data_id in range(3):
@@ -495,7 +495,7 @@ def test_successes_below_the_level_are_not_logged(log, level, sample):
     assert log.records == []
 
 
-def test_a_failure_is_logged_in_the_predecessor_s_words(log):
+def test_a_failure_is_logged_with_the_predecessors_text(log):
     requests = RequestLog(log)
     requests.failed(3, 7, InitError("no model"))
     requests.failed(4, 0, "dag closed.")

@@ -38,7 +38,7 @@ def options(a_plan):
         (DeviceType.ASCEND910, 2, [ASCEND, HOST], ASCEND, ("cann", 2)),
     ],
 )
-def test_each_device_has_its_providers_and_the_cpu_behind_them(
+def test_each_device_has_its_providers_followed_by_the_cpu(
     device_type, card, expected, main, memory
 ):
     asked = plan(device_type, card)

@@ -107,7 +107,7 @@ def test_int8_on_the_cpu_is_for_quantized_models():
 
 
 @pytest.mark.parametrize("flags", ["flags : sse4_2 avx2", None])
-def test_bf16_is_refused_where_paddle_would_run_in_fp32_without_a_word(tmp_path, flags):
+def test_bf16_is_refused_where_paddle_would_silently_run_in_fp32(tmp_path, flags):
     if flags:
         (tmp_path / "cpuinfo").write_text(flags)
     with pytest.raises(InitError, match="needs a processor with AVX-512"):

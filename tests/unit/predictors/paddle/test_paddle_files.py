@@ -44,7 +44,7 @@ def test_all_weights_may_lie_in_one_file_of_these_names(folder, name):
     assert files == (folder / "a.pdmodel", folder / name)
 
 
-def test_the_weights_of_the_same_name_come_first(folder):
+def test_weights_of_the_same_name_are_used_first(folder):
     for name in ("a.pdiparams", "__params__"):
         (folder / name).write_bytes(tensor(2))
     assert find_weights(folder / "a.pdmodel", program(w=2)).weights == folder / "a.pdiparams"

@@ -63,7 +63,7 @@ def test_aliases_are_read_from_the_prototxt_next_to_the_model(path):
     assert predictor.predict({"x": rows([1, 2])}, ["y"])["y"].tolist() == [[2, 4]]
 
 
-def test_offsets_go_in_and_come_out_and_do_not_stay(path):
+def test_offsets_are_fed_and_fetched_and_do_not_persist(path):
     paddle = FakePaddle()
     predictor = loaded(path, paddle)
     result = predictor.predict({"x": rows([1, 2], [3, 4]), "x.lod": [0, 1, 2]})

@@ -98,7 +98,7 @@ def test_a_list_of_text_is_an_array_of_one_dimension(value: Any):
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1), st.booleans())
-def test_offsets_come_back_as_they_went(lod: list[int], as_array: bool):
+def test_offsets_survive_the_round_trip(lod: list[int], as_array: bool):
     value = np.array(lod, dtype=np.int64) if as_array else lod
     offsets = lod_of(sent(value_to_tensor("x", "x", np.zeros(3), value)))
     assert offsets is not None

@@ -75,7 +75,7 @@ def test_plain_and_protobuf_parsers_give_equal_results_and_errors():
     "body",
     [b'{"logid":%b}' % (b"[" * 9000 + b"]" * 9000), b'{"logid":' * 6000 + b"1" + b"}" * 6000],
 )
-def test_a_body_that_is_too_deep_is_refused_with_the_same_words(body):
+def test_a_body_that_is_too_deep_is_refused_with_the_same_message(body):
     assert "depth" in _outcome(plain_request_from_json, body)
     assert _outcome(plain_request_from_json, body) == _outcome(request_from_json, body)
 
@@ -90,7 +90,7 @@ def test_a_usual_request_is_plain_and_our_request_op_unpacks_it():
 
 
 @pytest.mark.parametrize("body", [b'{"key": ["x"]}', b'{"key": ["x", "y"], "value": ["1"]}'])
-def test_keys_without_values_are_refused_in_the_same_words(body):
+def test_keys_without_values_are_refused_with_the_same_message(body):
     texts = []
     for read in (plain_request_from_json, request_from_json):
         with pytest.raises(PackageError) as raised:

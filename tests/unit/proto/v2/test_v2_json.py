@@ -404,7 +404,7 @@ def test_binary_data_of_the_wrong_size_are_refused_with_tritons_message(came):
         ),
     ],
 )
-def test_text_of_a_wrong_number_of_elements_is_refused_in_tritons_words(elements, words):
+def test_text_of_a_wrong_number_of_elements_is_refused_with_tritons_message(elements, words):
     raw = b"\x01\x00\x00\x00a" * elements
     parameters = {"binary_data_size": len(raw)}
     entry = tensor(datatype="BYTES", shape=[2], data=..., parameters=parameters)

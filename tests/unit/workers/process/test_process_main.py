@@ -247,7 +247,7 @@ def test_a_worker_without_a_server_ends_quietly():
     home.arena.close()
 
 
-def test_log_records_go_home():
+def test_log_records_are_sent_to_the_server():
     with Home(begin=lambda send: send(b"a record")) as home:
         assert home.report() == WorkerReport(records=[b"a record"])
         home.ready()
@@ -503,7 +503,7 @@ def test_a_worker_that_dies_while_sending_a_result_is_at_that_job():
         assert home.status.job == 1
 
 
-def test_work_that_had_come_is_done_and_then_the_worker_ends_quietly():
+def test_received_jobs_are_finished_and_then_the_worker_ends_quietly():
     class Counts(Echo):
         def preprocess(self, input_dicts, data_id, log_id):
             done.append(data_id)

@@ -41,7 +41,7 @@ def made(pool):
 
 
 @played()
-async def test_parts_come_home_before_the_end_of_their_slice(pool, child):
+async def test_parts_are_returned_before_the_end_of_their_slice(pool, child):
     run, job = await started_stream(pool, child, 1)
     assert job.allowed == [2]
     assert made(pool) == [(0, {"x": "a"}), (0, {"x": "b"})]

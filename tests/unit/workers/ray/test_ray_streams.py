@@ -117,7 +117,7 @@ async def test_a_batch_of_sequences_is_sent_to_its_own_actor_only():
 
 
 @virtual
-async def test_actors_come_and_go_while_others_work():
+async def test_actors_start_and_stop_while_others_work():
     async with RayPool(Doubling("op")) as pool:
         (first,) = await pool.up()
         adding = asyncio.ensure_future(pool.workers.add([1]))

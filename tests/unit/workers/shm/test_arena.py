@@ -136,7 +136,7 @@ STEPS = st.lists(
 
 @settings(deadline=None)
 @given(STEPS)
-def test_blocks_are_the_first_that_fit_and_all_come_back(steps):
+def test_blocks_are_allocated_first_fit_and_can_all_be_freed(steps):
     arena, reserved, size = Arena(16 * PAGE), 100, 16 * PAGE
     memory = RegionAllocator(arena.view(arena.new_region()), 0, reserved, keep_bytes=2 * PAGE)
     begin, live = 128, []

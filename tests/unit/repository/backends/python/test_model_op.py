@@ -169,7 +169,7 @@ def test_a_request_has_the_index_of_its_slot_after_fillers(model, kept):
     ("controls", "strategy"),
     [((READY,), "oldest"), ((Control("START", Kind.START, "FP32", (0.0, 1.0)),), "direct")],
 )
-def test_else_a_model_gets_no_fillers(model, controls, strategy):
+def test_other_models_get_no_fillers(model, controls, strategy):
     op = model(
         "return [answer([[len(requests)]])]", controls=controls, sequence={"strategy": strategy}
     )
