@@ -49,8 +49,8 @@ STAND_INS = "stand_ins"
 """The version that also has the ONNX models under the names of models for libtorch and TensorRT."""
 
 RESULTS = '''
-"""Write a line of JSON for each case that unittest or pytest runs."""
-import json, os, sys, unittest
+"""Write a line of JSON for each case that unittest or pytest runs, and for some programs."""
+import atexit, json, os, re, sys, unittest
 
 def _write(case, outcome, text=""):
     line = {"script": os.path.basename(sys.argv[0]), "case": case, "outcome": outcome, "text": text}
@@ -70,6 +70,23 @@ def pytest_runtest_logreport(report):
         text = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
         _write(report.nodeid, report.outcome, text[:500])
 
+def _watch_program():
+    errors = []
+    leave, hook = sys.exit, sys.excepthook
+    def left(status=None):
+        errors.extend([str(status)] if status else [])
+        leave(status)
+    def raised(kind, error, trace):
+        errors.append(repr(error))
+        hook(kind, error, trace)
+    def ended():
+        if re.search(os.environ["SUITE_PROGRAMS"], sys.argv[0]):
+            _write(sys.argv[0], "failed" if errors else "passed", "".join(errors))
+    sys.exit, sys.excepthook = left, raised
+    atexit.register(ended)
+
+if os.environ.get("SUITE_PROGRAMS") and "SUITE_RESULTS" in os.environ:
+    _watch_program()
 if "SUITE_RESULTS" in os.environ:
     _watch("addSuccess", "passed")
     _watch("addFailure", "failed")
@@ -160,6 +177,7 @@ class Suite:
         edits: pairs of a pattern and its replacement, for the scripts, tests and configurations.
         excluded: reasons by a pattern of the names of cases that need a card, another backend, or
             contradict a documented decision.
+        programs: pattern of programs in Python whose exit status is a case.
         limit_s: the suite is ended when it has taken this long.
         version: of the models: VERSION or STAND_INS.
     """
@@ -168,6 +186,7 @@ class Suite:
     environment: dict[str, str] = field(default_factory=dict)
     edits: tuple[tuple[str, str], ...] = ()
     excluded: dict[str, str] = field(default_factory=dict)
+    programs: str = ""
     limit_s: float = 900.0
     version: str = VERSION
 
@@ -187,7 +206,7 @@ PYTHON = {
 """The variables that L0_backend_python/test.sh exports for the scripts of its parts."""
 
 PYTHON_PARTS = (
-    "argument_validation async_execute bls custom_metrics decoupled ensemble env examples io "
+    "argument_validation async_execute bls custom_metrics decoupled ensemble examples io "
     "lifecycle logging model_control model_readiness parameters python_based_backends "
     "request_rescheduling response_sender restart"
 )
@@ -260,7 +279,13 @@ done
 rm -f $CLIENT_LOG """
 SUITES = [
     *(
-        Suite(f"L0_backend_python/{name}", PYTHON, WITHOUT_LIBTORCH, PYTHON_EXCLUDED)
+        Suite(
+            f"L0_backend_python/{name}",
+            PYTHON,
+            WITHOUT_LIBTORCH,
+            PYTHON_EXCLUDED,
+            programs=r"^examples/.*client\.py" if name == "examples" else "",
+        )
         for name in PYTHON_PARTS.split()
     ),
     Suite("L0_batch_custom", excluded={"": "strategies of batches in C++"}),
@@ -539,6 +564,7 @@ def run(suite: Suite) -> tuple[list[dict[str, str]], float, str]:
         "PYTHONPATH": "../common",
         "PIPELINE_TEST_HOOKS": "1",
         "PYTEST_PLUGINS": "suite_results",
+        "SUITE_PROGRAMS": suite.programs,
         "SUITE_RESULTS": str(results),
         **suite.environment,
     }
