@@ -177,18 +177,18 @@ class Suite:
         edits: pairs of a pattern and its replacement, for the scripts, tests and configurations.
         excluded: reasons by a pattern of the names of cases that need a card, another backend, or
             contradict a documented decision.
-        programs: pattern of programs in Python whose exit status is a case.
         limit_s: the suite is ended when it has taken this long.
         version: of the models: VERSION or STAND_INS.
+        programs: pattern of programs in Python whose exit status is a case.
     """
 
     name: str
     environment: dict[str, str] = field(default_factory=dict)
     edits: tuple[tuple[str, str], ...] = ()
     excluded: dict[str, str] = field(default_factory=dict)
-    programs: str = ""
     limit_s: float = 900.0
     version: str = VERSION
+    programs: str = ""
 
 
 ONNX = {"BACKENDS": "onnx", "ENSEMBLES": "0"}
