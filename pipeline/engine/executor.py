@@ -157,7 +157,7 @@ class Executor:
             arguments = op, make_workers, self, loop, index, observers, dag.channel_size
             if streams is not None and streams.has(op):
                 make = IterativeDispatcher if is_iterative(op) else StreamDispatcher
-                self.nodes[op] = make(streams, dag.stream_window, *arguments)
+                self.nodes[op] = self._with_order(make(streams, dag.stream_window, *arguments))
             else:
                 self.nodes[op] = self._with_extras(OpDispatcher(*arguments))
         nodes = cycle.nodes = tuple(self.nodes.values())
@@ -173,11 +173,17 @@ class Executor:
         self.joins: tuple[OpDispatcher, ...] = tuple(node for node in nodes if node.channel.is_join)
         self._is_shared = self.memory is not LOCAL
 
-    def _with_extras(self, node: OpDispatcher) -> OpDispatcher:
-        """Add the filters that an Op's configuration and its scheduler need."""
-        config, scheduler = node.op.pipeline_config, node.scheduler
+    def _with_order(self, node: OpDispatcher) -> OpDispatcher:
+        """Add what an Op with sequences needs."""
+        scheduler = node.scheduler
         if isinstance(scheduler, SequenceScheduler):
             surround(node, SequenceFilter(node, scheduler, self.loop, self.cycle.mark_dirty))
+        return node
+
+    def _with_extras(self, node: OpDispatcher) -> OpDispatcher:
+        """Add the filters that an Op's configuration and its scheduler need."""
+        config = node.op.pipeline_config
+        self._with_order(node)
         convoys = convoy_filter(node)
         if convoys is not None:
             surround(node, convoys)

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import attrgetter, is_, itemgetter
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pipeline.data import ChannelData, RequestContext, SequenceStep, contexts_of, steps_of
 from pipeline.deadline import set_call_deadline
@@ -53,7 +53,14 @@ class CallWatch(Protocol):
 
 
 class BatchRun(BatchJob, eq=False):
-    """One batch on its way through an Op's stages."""
+    """One batch on its way through an Op's stages.
+
+    Attributes:
+        is_step: whether its requests have taken their step when it comes back for the first time,
+            though parts may follow.
+    """
+
+    is_step: ClassVar[bool] = False
 
     def run(self, op: BoundOp, watch: CallWatch, clock_ns: Callable[[], int]) -> None:
         """Run all remaining stages. Raises nothing."""

@@ -188,6 +188,9 @@ class SequenceFilter(OpFilter):
         self, call_next: Callable[..., None], job: BatchRun, error: PipelineError
     ) -> None:
         """End the requests of a lost batch that the book cannot run again."""
+        if job.is_step:  # its sequences end with their worker
+            call_next(job, error)
+            return
         node, attempts = self._node, self._node.op.pipeline_config.retry
         failed = self._scheduler.book.again(job.items, error, attempts)
         node.release(job)
@@ -227,7 +230,7 @@ def check_sequences(nodes: Iterable[OpDispatcher]) -> None:
         if not has_sequences(node.op.pipeline_config):
             continue
         links, wrong = node.links, ""
-        if node.streams:
+        if node.streams and not node.run_type.is_step:
             wrong = "makes or reads a stream"
         elif links.is_in_loop or any(node in other.links.runs_again for other in nodes):
             wrong = "runs again in a loop, or after a jump back"

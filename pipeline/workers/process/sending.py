@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
 from msgspec import field
 
@@ -53,6 +53,8 @@ class SentStream(StreamRun, eq=False):
     Attributes:
         told: the number of parts of each item that the worker was allowed to send.
     """
+
+    is_step: ClassVar[bool] = True
 
     told: list[int] = field(default_factory=list)
 

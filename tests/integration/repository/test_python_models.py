@@ -446,9 +446,25 @@ class TritonPythonModel:
 ITERATIVE = "sequence_batching { iterative_sequence: true }"
 
 
-@pytest.mark.parametrize("config", ["", "dynamic_batching { }", ITERATIVE])
-def test_a_rescheduled_request_runs_again(config, tmp_path):
+NO_RESCHEDULE = "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model"
+
+
+@pytest.mark.parametrize("config", ["", "dynamic_batching { }", "sequence_batching { }"])
+def test_only_an_iterative_model_may_reschedule(config, tmp_path):
+    decoupled = f"model_transaction_policy {{ decoupled: true }} {config}"
     add_python(tmp_path, "again", AGAIN, config)
+    add_python(tmp_path, "parts", PARTS, decoupled)
+    step = {"sequence_id": 5, "sequence_start": True} if "sequence" in config else {}
+    with serving(tmp_path, mode="none") as server:
+        sent = {"INPUT0": [3.0], **step}
+        status, _, answer = http(server, "POST", "/v2/models/again/generate", sent)
+        assert (status, NO_RESCHEDULE in answer["error"]) == (500, True)
+        part, error = streamed(server, "parts", 3, **step)
+        assert (part, NO_RESCHEDULE in error) == (2.0, True)
+
+
+def test_a_rescheduled_request_runs_again(tmp_path):
+    add_python(tmp_path, "again", AGAIN, ITERATIVE)
     with serving(tmp_path, mode="none") as server:
         for rounds in (0.0, 1.0, 3.0, 2000.0):
             assert infer(server, "again", [rounds]) == (200, {"OUTPUT0": [rounds + 1]})
@@ -456,24 +472,26 @@ def test_a_rescheduled_request_runs_again(config, tmp_path):
         assert (status, "Expected a None object in the execute function" in text) == (500, True)
 
 
-def streamed(server, model, value):
-    """What a model sends for a request, over gRPC."""
-    ModelInferRequest = pb.ModelInferRequest(model_name=model)
+def streamed(server, model, value, sequence_id=0, sequence_start=False):
+    """What a model sends for a request, over gRPC: values and errors."""
+    request = pb.ModelInferRequest(model_name=model)
+    request.parameters["sequence_id"].int64_param = sequence_id
+    request.parameters["sequence_start"].bool_param = sequence_start
     array = np.full((1, 1), value, np.float32)
-    add_tensor(ModelInferRequest.inputs, ModelInferRequest.raw_input_contents, "INPUT0", array)
+    add_tensor(request.inputs, request.raw_input_contents, "INPUT0", array)
     with grpc.insecure_channel(f"127.0.0.1:{server.rpc_port}") as channel:
         call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        answers = call(iter([ModelInferRequest.SerializeToString()]))
+        answers = call(iter([request.SerializeToString()]))
         results = [pb.ModelStreamInferResponse.FromString(answer) for answer in answers]
         return [
-            np.frombuffer(result.infer_response.raw_output_contents[0], "f4")[0]
+            result.error_message
+            or np.frombuffer(result.infer_response.raw_output_contents[0], "f4")[0]
             for result in results
         ]
 
 
-@pytest.mark.parametrize("more", ["", ITERATIVE])
-def test_a_rescheduled_decoupled_request_runs_again(more, tmp_path):
-    config = "model_transaction_policy { decoupled: true } " + more
+def test_a_rescheduled_decoupled_request_runs_again(tmp_path):
+    config = "model_transaction_policy { decoupled: true } " + ITERATIVE
     add_python(tmp_path, "parts", PARTS, config)
     with serving(tmp_path, mode="none") as server:
         assert streamed(server, "parts", 3) == [2.0, 1.0, 0.0]
@@ -672,3 +690,36 @@ def test_a_backend_outside_of_the_backend_directory_is_not_run(tmp_path, name):
         status, text = control(server, "m", "load")
     assert status == 400
     assert "unable to find backend library" in text
+
+
+SUMS = """
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        for request in requests:
+            id, array = request.correlation_id(), request.inputs()[0].as_numpy()
+            first = request.flags() & pb.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+            self.sums[id] = array.sum() + (0 if first else self.sums[id])
+            sender = request.get_response_sender()
+            for part in (-1, self.sums[id]):
+                sum = np.full((1, 1), part, np.float32)
+                sender.send(pb.InferenceResponse([pb.Tensor("OUTPUT0", sum)]))
+            sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.mark.parametrize("strategy", ["direct", "oldest"])
+def test_a_decoupled_model_may_have_sequences(strategy, tmp_path):
+    config = "model_transaction_policy { decoupled: true } sequence_batching { %s { } }"
+    add_python(tmp_path, "sums", SUMS, config % strategy)
+    with serving(tmp_path, mode="none") as server:
+        for value, sums in ((1, (1, 1)), (2, (3, 3)), (5, (8, 8))):
+            found = [streamed(server, "sums", value, id, value == 1) for id in (7, 8)]
+            assert found == [[-1.0, sum] for sum in sums]
+        (error,) = streamed(server, "sums", 1, 9)
+        assert "must specify the START flag on the first request of the sequence" in error

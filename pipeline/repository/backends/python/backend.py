@@ -148,6 +148,7 @@ class PythonBackend(Backend):
             reshaping_of(config),
             config.max_batch_size == 0,
             config.model_transaction_policy.decoupled,
+            config.sequence_batching.iterative_sequence,
             tuple(instance_names(config)),
         )
         op = model_op(spec)

@@ -37,6 +37,10 @@ from pipeline.system.event_loop import LoopThread
 _LOGGER = logging.getLogger(__name__)
 
 _IS_RESCHEDULED = attrgetter("is_rescheduled")
+_NO_RESCHEDULE = (
+    "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not "
+    "configured to handle such a flag."
+)
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -55,6 +59,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         reshaping: shapes that the model has, and its callers do not see.
         is_flat: these are [1]; else [1, 1], as of a batch of one.
         is_decoupled: it sends any number of responses to a request.
+        reschedules: requests may come again.
         instances: their names when the model was loaded.
     """
 
@@ -72,6 +77,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     reshaping: Reshaping = Reshaping()
     is_flat: bool = False
     is_decoupled: bool = False
+    reschedules: bool = False
     instances: tuple[str, ...] = ()
 
     def arguments(self, number: int) -> dict[str, str]:
@@ -188,6 +194,11 @@ class PythonModelOp(Op):
         places: Sequence[int] = [
             at for at, request in enumerate(requests) if request.is_rescheduled
         ]
+        if not self.spec.reschedules:
+            for place in places:
+                requests[place].is_rescheduled = False
+                answers[place] = UserCodeError(_NO_RESCHEDULE)
+            return answers
         while places := [place for place in places if requests[place].comes_again()]:
             again = self._answers_of_one([requests[place] for place in places])
             for place, answer in zip(places, again, strict=True):
@@ -408,6 +419,11 @@ class DecoupledModelOp(PythonModelOp):
                 "function must return None."
             )
             _fail(requests, UserCodeError(text))
+            return ()
+        if not self.spec.reschedules:
+            refused = [request for request in requests if request.is_rescheduled]
+            if refused:
+                _fail(refused, UserCodeError(_NO_RESCHEDULE))
             return ()
         return [request for request in requests if request.comes_again()]
 
