@@ -183,7 +183,7 @@ class StreamDispatcher(OpDispatcher):
         del self._runs[request]
         run: StreamRun = flow.run
         # otherwise they would refer to each other, and generators would be closed late
-        flow.run = None
+        flow.run, flow.has_left = None, True
         return run
 
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:

@@ -119,6 +119,7 @@ class Flow(msgspec.Struct, eq=False):
         is_answer: whether its parts are the answer.
         run: the run that makes them.
         place: of the request in that run.
+        has_left: whether the request has left its run.
     """
 
     maker: Maker
@@ -128,6 +129,7 @@ class Flow(msgspec.Struct, eq=False):
     is_answer: bool = False
     run: Any = None
     place: int = 0
+    has_left: bool = False
 
     @property
     def slowest(self) -> int:
@@ -136,7 +138,7 @@ class Flow(msgspec.Struct, eq=False):
 
     def begin(self, run: Any, place: int) -> Flow:
         """Set the run that makes the next parts; return this flow."""
-        self.run, self.place = run, place
+        self.run, self.place, self.has_left = run, place, False
         return self
 
     def first_room(self, window: int) -> int:

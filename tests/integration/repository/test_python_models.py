@@ -715,8 +715,11 @@ class TritonPythonModel:
 
 @pytest.mark.parametrize("strategy", ["direct", "oldest"])
 def test_a_decoupled_model_may_have_sequences(strategy, tmp_path):
-    config = "model_transaction_policy { decoupled: true } sequence_batching { %s { } }"
-    add_python(tmp_path, "sums", SUMS, config % strategy)
+    idle = "max_sequence_idle_microseconds: 60000000"
+    sequences = f"sequence_batching {{ {strategy} {{ }} {idle} }}"
+    add_python(
+        tmp_path, "sums", SUMS, f"model_transaction_policy {{ decoupled: true }} {sequences}"
+    )
     with serving(tmp_path, mode="none") as server:
         for value, sums in ((1, (1, 1)), (2, (3, 3)), (5, (8, 8))):
             found = [streamed(server, "sums", value, id, value == 1) for id in (7, 8)]
