@@ -44,7 +44,7 @@ def _all_commands() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(PROGRAM)
     root.add_argument("-V", "--version", action="store_true", help="show the version")
     parsers: dict[str, Any] = {name: parser_of(name) for name in COMMANDS}
-    made: Any = lambda *, prog: parsers[prog.split()[-1]]  # noqa: E731 - for a class, to mypy
+    made: Any = lambda **words: parsers[words["prog"].split()[-1]]  # noqa: E731 - for a class, to mypy
     subparsers = root.add_subparsers(parser_class=made)
     for name, command in COMMANDS.items():
         subparsers.add_parser(name, help=command.summary)

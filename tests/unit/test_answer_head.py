@@ -120,10 +120,11 @@ def test_the_gateway_has_the_same_statuses_and_the_same_reserved_headers():
     names = theirs - {":authority"} | set(re.findall(r'"([a-z-]+)"', listed))
     assert all(map(is_reserved, names))
     failures = (internal / "failure/failure.go").read_text()
-    findall = re.findall(r"http\.Status(\w+):\s+codes\.(\w+),", failures)
-    assert findall
-    for status, code in findall:
-        (number,) = (item for item in HTTPStatus if _words(item.name) == status.lower())
-        assert _words(grpc_status_for(number)) == code.lower()
+    pairs = re.findall(r"http\.Status(\w+):\s+codes\.(\w+),", failures)
+    assert pairs
+    statuses = HTTPStatus.__members__  # with the names of Python before 3.13
+    for status, code in pairs:
+        (name,) = (name for name in statuses if _words(name) == status.lower())
+        assert _words(grpc_status_for(statuses[name])) == code.lower()
     own = "connection keep-alive te trailer upgrade content-length content-type date host server"
     assert set(own.split()) <= names

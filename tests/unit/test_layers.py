@@ -89,6 +89,7 @@ AT_HOME: dict[str, set[str]] = {
         *("client", "client_answers", "client_sequence"),
         "frontends.grpc.server",
         "frontends.grpc.calls",
+        "frontends.grpc.guarded",
         "frontends.grpc.inference",
         "frontends.v2.grpc",
         "frontends.v2.restrictions",

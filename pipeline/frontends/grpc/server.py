@@ -34,6 +34,7 @@ from pipeline.errors import (
     grpc_status_of,
 )
 from pipeline.frontends.grpc.calls import GrpcHealth, RunningCalls
+from pipeline.frontends.grpc.guarded import FIRST_UNKNOWN, new_server, version_of
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
 from pipeline.frontends.listen import address_of, check_free
 from pipeline.proto.slices import Piece
@@ -55,8 +56,6 @@ _DRAIN_TIMEOUT_S = 0.2  # for clients that were sent away to close their connect
 RETRY_AFTER = "grpc-retry-pushback-ms"
 """Trailing metadata of a status that may be another one later: when, as gRPC's retries read it."""
 
-# and later: in these versions a path that is not UTF-8 closes the port permanently
-_CRASHING = (1, 84)
 _GRPCS_ERROR = "ExecuteBatchError"  # in a private module of gRPC
 _MAX_METADATA = 65536  # bytes, the same as in the HTTP frontend: tokens are long
 _MAX_DETAILS = 2000  # bytes of a status text: clients accept 8 KiB of headers in total
@@ -226,21 +225,21 @@ class GrpcFrontend:
             raise
 
     def _new_server(self) -> grpc.aio.Server:
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", self._max_message_bytes),
-                ("grpc.max_send_message_length", self._max_message_bytes),
-                # By default it accepts at most 16 KiB, and above 8 KiB refuses some at random.
-                ("grpc.max_metadata_size", _MAX_METADATA),
-                ("grpc.absolute_max_metadata_size", _MAX_METADATA),
-                # Otherwise a second server would silently share the port.
-                ("grpc.so_reuseport", int(self._is_shared)),
-            ]
-        )
+        options = [
+            ("grpc.max_receive_message_length", self._max_message_bytes),
+            ("grpc.max_send_message_length", self._max_message_bytes),
+            # By default it accepts at most 16 KiB, and above 8 KiB refuses some at random.
+            ("grpc.max_metadata_size", _MAX_METADATA),
+            ("grpc.absolute_max_metadata_size", _MAX_METADATA),
+            # Otherwise a second server would silently share the port.
+            ("grpc.so_reuseport", int(self._is_shared)),
+        ]
+        server = new_server(options)
         for service in self._services:
             handlers = _handlers(service, self._running)
             handler = grpc.method_handlers_generic_handler(service.name, handlers)
             server.add_generic_rpc_handlers((handler,))
+            server.add_registered_method_handlers(service.name, handlers)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         ours = [service.name for service in self._services]
         names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -287,10 +286,12 @@ class GrpcFrontend:
 
 
 def _check_version(version: str) -> None:
-    """Raise InitError for a version of gRPC whose port any peer can close."""
-    if tuple(map(int, version.split(".")[:2])) >= _CRASHING:
+    """Raise InitError for a version of gRPC whose port a peer may be able to close."""
+    if version_of(version) >= FIRST_UNKNOWN:
+        limit = ".".join(map(str, FIRST_UNKNOWN))
         raise InitError(
-            f"grpcio {version}: any peer can close the port of its servers. Install grpcio<1.84."
+            f"grpcio {version} was not tried: a peer may be able to close the port of its servers. "
+            f"Install grpcio<{limit}, or set `edge: gateway`."
         )
 
 
