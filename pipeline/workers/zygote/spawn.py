@@ -24,6 +24,7 @@ import msgspec
 from pipeline.errors import InitError
 from pipeline.system.annotations import make_annotations_picklable
 from pipeline.system.interpreter import Interpreter
+from pipeline.workers.shm.pickling import reduced_code
 from pipeline.workers.zygote.main import EntryPoint, serve, signals_blocked
 
 _ROOT = str(Path(__file__).resolve().parents[3])
@@ -138,7 +139,8 @@ def _dump(value: object) -> bytes:
 
     data = io.BytesIO()
     pickler = dill.Pickler(data, recurse=True)
-    pickler.dispatch = {**pickler.dispatch, types.ModuleType: _save_module}
+    forms = {types.ModuleType: _save_module, types.CodeType: _save_code}
+    pickler.dispatch = {**pickler.dispatch, **forms}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # dill warns about failed attempts
         pickler.dump(value)
@@ -152,6 +154,10 @@ def _save_module(pickler: Any, module: types.ModuleType) -> None:
         pickler.save_reduce(importlib.import_module, (name,), obj=module)
     else:
         type(pickler).dispatch[types.ModuleType](pickler, module)
+
+
+def _save_code(pickler: Any, code: types.CodeType) -> None:
+    pickler.save_reduce(*reduced_code(code), obj=code)
 
 
 def classes_of(*scripts: types.ModuleType) -> list[ScriptClass]:

@@ -3,10 +3,12 @@ from __future__ import annotations
 import collections
 import pickle
 import threading
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import dill
 import ml_dtypes
 import msgspec
 import numpy as np
@@ -314,6 +316,13 @@ def test_a_lambda_is_sent_next_to_large_data(shared):
 
 
 def test_a_lambda_alone_arrives(shared):
+    assert travel(shared, lambda: 5)() == 5
+
+
+def test_code_does_not_take_dills_form(shared, monkeypatch):
+    """It reads `co_lnotab`, which code objects of Python 3.15 lack."""
+    forms = {**dill.Pickler.dispatch, types.CodeType: pytest.fail}
+    monkeypatch.setattr(dill.Pickler, "dispatch", forms)
     assert travel(shared, lambda: 5)() == 5
 
 
