@@ -460,7 +460,7 @@ def test_a_message_may_not_be_larger_than_the_clients_limit(server: Server):
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_calls_go_round_robin_over_all_servers(server: Server):
+def test_calls_are_distributed_round_robin_over_all_servers(server: Server):
     other = Server()
     try:
         with PipelineClient() as client:

@@ -142,7 +142,7 @@ def test_tensors_in_another_form_than_a_list_are_a_mistake(value):
 
 
 @pytest.mark.parametrize(("most", "number"), [(8, 8), (np.int64(8), 8), (0, 0), ("8", 0), (-1, 0)])
-def test_the_most_samples_are_a_whole_number_or_somebody_elses(most, number):
+def test_max_batch_size_is_a_whole_number_or_ignored(most, number):
     assert max_batch_size_of(with_attributes(max_batch_size=most)) == number
 
 

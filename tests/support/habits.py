@@ -65,6 +65,14 @@ HABITS = {
 }
 """The pattern of each habit, for text whose lines are joined, and what to write instead."""
 
+TEST = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
+ODD_NAME = re.compile(
+    r"^test_what_|_(?:who|whom|whoever|nobody|nobodys|anybody|somebody|told|tells?|beside|whatever|"
+    r"wherever|nowhere|asked|said|says?|heard|gone|goes_on|go_on|as_it_was|as_they_were|anew|ever|"
+    r"of_their_own|of_ours|brings|begun|began|stands?|lies|took|come_home|go_home|in_one_go)(?:_|$)"
+)
+"""Names of tests that are not subject, verb and object in the terms of the glossary."""
+
 FOLDERS = ["pipeline", "docs", "tests", "examples", "benchmarks", "interop", "scripts", "deploy"]
 NOT_OURS = re.compile(
     r"(?:^|/)\.|node_modules|_pb2|\.pb\.|\.pb\.gw\.|tests/support/(?:golden/|habits\.py)|\.pyi$"
@@ -143,6 +151,9 @@ def hits(path: str = "") -> Iterator[str]:
                     at = text.find(first, place)
                     line = text.count("\n", 0, max(at, place)) + 1
                     yield f"{name}:{line}: ...{around}... ({HABITS[habit]})"
+        for match in TEST.finditer(text) if name.startswith("tests/") else ():
+            if ODD_NAME.search(match[1]):
+                yield f"{name}:{match[1]} (subject, verb and object in the terms of the glossary)"
 
 
 if __name__ == "__main__":

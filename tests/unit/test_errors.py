@@ -96,7 +96,7 @@ def test_invalid_unicode_is_escaped():
     assert str(there_and_back(InputError("file \udcff"))) == r"file \udcff"
 
 
-def test_a_users_class_is_restored_as_its_base_of_ours():
+def test_a_users_class_is_restored_as_its_base_in_the_library():
     class NoFace(ProductError):
         def __init__(self):
             super().__init__(51, "no face")
@@ -114,7 +114,7 @@ def test_a_users_class_is_restored_as_its_base_of_ours():
     assert InputError.code == 5000, "the code is the one error's, not its class's"
 
 
-def test_a_users_class_with_a_name_of_ours_is_not_confused_with_it():
+def test_a_users_class_with_a_name_of_the_library_is_not_confused_with_it():
     """A DeadlineError would have the request started again."""
     for name in ("DeadlineError", "ProductError", "WorkerDiedError"):
         theirs = type(name, (InputError,), {})

@@ -11,6 +11,18 @@ def test_no_text_has_a_bad_habit():
 
 
 @pytest.mark.parametrize(
+    ("name", "is_odd"),
+    [
+        ("test_what_is_missing_is_an_error", True),
+        ("test_who_left_gets_no_answer", True),
+        ("test_a_request_without_inputs_is_refused", False),
+    ],
+)
+def test_odd_names_of_tests_are_found(name, is_odd):
+    assert bool(habits.ODD_NAME.search(name)) is is_odd
+
+
+@pytest.mark.parametrize(
     ("suffix", "text", "sentences"),
     [
         (".py", "# models that\n    # are fake\nx = 1  # end", ["models that are fake", "end"]),

@@ -256,7 +256,7 @@ def test_every_module_has_its_layer():
     assert without == {""}  # the package's lazy names
 
 
-def test_imports_go_downwards_only():
+def test_imports_lead_downwards_only():
     upwards = [
         str(our)
         for our in ours()

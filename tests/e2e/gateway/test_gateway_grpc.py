@@ -109,7 +109,7 @@ def test_grpc_alone_needs_no_http(tmp_path):
             server.close()
 
 
-def test_a_gateway_that_is_killed_is_replaced_and_channels_go_on(tmp_path):
+def test_a_killed_gateway_is_replaced_and_channels_continue(tmp_path):
     with running(tmp_path) as server, asking(server.rpc_port) as call:
         call(Request(), timeout=PATIENCE_S)
         killed = gateway_of(server)

@@ -257,7 +257,7 @@ def test_an_intermediate_authority_is_sent_along(tmp_path):
                 pass
 
 
-def test_a_renewed_certificate_is_served_and_connections_go_on(tmp_path):
+def test_a_renewed_certificate_is_served_and_connections_continue(tmp_path):
     with secured(tmp_path) as server, server.speaking(server.context()) as old:
         assert b"200 OK" in ask(old)
         session, before = old.session, old.getpeercert(binary_form=True)

@@ -302,7 +302,7 @@ def test_a_killed_replica_is_replaced_without_effect_on_the_other(served):
         assert [copy.health() for copy in copies.values()] == [ALL_WELL, ALL_WELL]
 
 
-def test_when_the_server_is_killed_all_its_processes_go(serve):
+def test_all_processes_of_a_killed_server_end(serve):
     served = serve().wait_until_ready()
     with served.copies() as copies, served.held(*copies.values()):
         assert len(served.family) == 11, "the server, 2 zygotes, and the copies with 3 each"

@@ -144,7 +144,7 @@ def test_a_second_signal_ends_workers_that_are_busy(serve):
         assert served.family == set()
 
 
-def test_when_the_server_is_killed_all_its_processes_go(serve):
+def test_all_processes_of_a_killed_server_end(serve):
     served = serve(concurrency=3).wait_until_ready()
     with served.held("small.preprocess", count=2) as calls:
         family = served.family

@@ -61,7 +61,7 @@ def test_a_web_service_may_have_an_unread_branch(service):
         assert client.predict({"x": "abc"})["x"] == "abc"
 
 
-def test_the_file_may_go_by_its_former_name(service, tmp_path):
+def test_the_file_may_have_its_former_name(service, tmp_path):
     file = tmp_path / "config.yml"
     file.write_text("rpc_port: 0\nop: {last: {concurrency: 3}}\n")
     service.prepare_pipeline_config(yaml_file=str(file))

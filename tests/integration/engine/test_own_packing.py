@@ -151,7 +151,7 @@ def test_errors_and_statistics_equal_those_of_separate_runs(where):
 
 
 @on_loop
-async def test_others_go_on_while_an_unpack_hangs():
+async def test_others_continue_while_an_unpack_hangs():
     hangs = Hangs()
     async with serving(hangs) as server:
         lost = asyncio.create_task(ask(server, "hang"))
@@ -167,7 +167,7 @@ async def test_others_go_on_while_an_unpack_hangs():
 
 
 @on_loop
-async def test_others_go_on_while_a_pack_hangs():
+async def test_others_continue_while_a_pack_hangs():
     hangs = Hangs()
     async with serving(writes=hangs) as server:
         lost = asyncio.create_task(ask(server, "hang"))

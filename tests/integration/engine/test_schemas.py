@@ -94,7 +94,7 @@ async def test_each_part_of_a_stream_is_checked(schema, workers):
 @pytest.mark.usefixtures("a_trip_may_last")
 @pytest.mark.parametrize("schema", [Reply, Slow])
 @on_loop
-async def test_quick_ops_still_go_in_one_go(schema):
+async def test_quick_ops_are_still_one_trip(schema):
     class Reads(RequestOp):
         def unpack_request_package(self, request):
             return super().unpack_request_package(request)

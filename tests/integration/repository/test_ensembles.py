@@ -258,9 +258,7 @@ def test_an_ensemble_has_the_labels_of_the_models_that_make_its_outputs(models):
     assert answer["outputs"][0]["data"] == ["3.000000:1:dog"]
 
 
-def test_what_is_large_goes_from_process_to_process_without_a_copy_in_the_server(
-    tmp_path, monkeypatch
-):
+def test_large_data_passes_between_processes_without_a_copy_in_the_server(tmp_path, monkeypatch):
     count, allocated, alloc = 50_000, [], ServerMemory.alloc
     for name in ("a", "b"):
         add_python(tmp_path, name, SAME)

@@ -88,7 +88,7 @@ def test_a_request_is_routed_to_one_of_two_models(tmp_path):
         assert infer_one(server, "unsure", 1.0) == [2.0]
 
 
-def test_parts_of_an_op_go_through_a_model_and_are_gathered(tmp_path):
+def test_parts_of_an_op_pass_a_model_and_are_gathered(tmp_path):
     add_identity(tmp_path, "cheap", 1, most=0)
     add_script(tmp_path, "parts", PARTS)
     with serving(tmp_path, models=("cheap", "parts")) as server:

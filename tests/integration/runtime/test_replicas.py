@@ -263,7 +263,7 @@ def test_a_port_of_another_program_is_not_shared(key):
 
 @pytest.mark.parametrize("key", ["rpc_port", "http_port"])
 @pytest.mark.parametrize("config", [TWO, {}], ids=["copies", "single"])
-def test_a_second_server_of_ours_does_not_get_their_ports(key, config):
+def test_a_second_server_does_not_get_the_ports_of_replicas(key, config):
     with server_for(process_id_op(), **TWO) as server:
         port = getattr(server, key)
         with pytest.raises(InitError, match=rf"{key}: cannot listen on .*:{port}: .* in use"):

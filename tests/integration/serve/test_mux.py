@@ -165,7 +165,7 @@ async def test_a_call_may_arrive_byte_by_byte_or_with_others():
 
 
 @on_loop
-async def test_answers_go_out_in_the_order_in_which_they_are_there():
+async def test_answers_are_sent_in_the_order_of_completion():
     releases = {b"first": asyncio.Event(), b"second": asyncio.Event()}
     entered = asyncio.Semaphore(0)
 

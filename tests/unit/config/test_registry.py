@@ -55,11 +55,11 @@ def built_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "BUILT_IN", {**registry.BUILT_IN, "sinks": sinks})
 
 
-def test_one_of_ours_is_imported_from_its_place(built_in):
+def test_a_built_in_name_is_imported_from_its_place(built_in):
     assert registry.find("sinks", "ours").__name__ == "InitError"
 
 
-def test_for_one_of_ours_no_plug_in_is_looked_for(built_in, monkeypatch):
+def test_for_a_built_in_name_no_plug_in_is_searched(built_in, monkeypatch):
     monkeypatch.setattr(metadata, "entry_points", lambda group: pytest.fail("read"))
     assert registry.known_as("sinks", "Ours") == "ours"
     assert registry.find("sinks", "ours")
@@ -143,7 +143,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones(built_in, install):
     assert str(error.value) == "sinks: expected ours or toy, found 'tuy'; did you mean toy?"
 
 
-def test_without_any_name_the_error_says_none(monkeypatch):
+def test_without_any_name_the_error_lists_none(monkeypatch):
     monkeypatch.setitem(registry.BUILT_IN, "sinks", {})
     with pytest.raises(ConfigError, match="sinks: expected none, as no plug-in is installed"):
         registry.find("sinks", "toy")
@@ -168,7 +168,7 @@ def test_two_plug_ins_of_one_name_are_named_with_their_distributions(install):
     assert "of other 1.2" in str(error.value)
 
 
-def test_a_plug_in_cannot_take_the_name_of_one_of_ours(built_in, install):
+def test_a_plug_in_cannot_have_a_built_in_name(built_in, install):
     install("toy-sinks", ours="toy_sinks:toy")
     with pytest.raises(ConfigError, match=r"of toy-sinks 1.2 .* name of one that is built in"):
         registry.names("sinks")

@@ -69,7 +69,7 @@ def test_the_names_that_scripts_import_are_there(module):
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_module_of_ours_is_the_same_object_under_both_names():
+def test_a_module_is_the_same_object_under_both_names():
     pairs = {
         "paddle_serving_server.pipeline.channel": pipeline.channel,
         "paddle_serving_server.pipeline.pipeline_client": pipeline.client,

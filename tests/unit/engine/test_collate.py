@@ -147,7 +147,7 @@ def test_a_broken_lod_keeps_its_sample_out_of_the_merge():
     assert sorted(call.items for call in calls) == [[0, 2], [1]]
 
 
-def test_outputs_without_rows_go_to_every_sample():
+def test_outputs_without_rows_are_given_to_each_sample():
     (call,) = plan({i: {"x": np.zeros((1, 2))} for i in range(2)})
     call.result = {"version": "v1", "scale": np.array(2.0), "y": np.arange(2)}
     assert [piece["version"] for piece in distribute(call)] == ["v1", "v1"]

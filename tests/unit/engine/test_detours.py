@@ -131,7 +131,7 @@ def test_an_absent_part_is_not_a_first_arrival():
     assert ask(last, config, to="fork:").err_no == ErrorCode.CONF_ERROR
 
 
-def test_a_branch_may_end_and_others_go_on():
+def test_a_branch_may_end_and_others_continue():
     fork = Sends("fork", RequestOp())
     last = Tag("join", [Sends("a", [fork]), Tag("b", [fork])])
     assert path_of(ask(last, to="a:")) == "fork>b>join"

@@ -273,5 +273,5 @@ def helped_by_name(self, input_dicts):
         {"proces": 3},
     ],
 )
-def test_names_that_somebody_may_well_have_chosen_are_left_alone(methods):
+def test_names_that_users_may_have_chosen_cause_no_warning(methods):
     assert list(doubtful_names([op_with(**methods)])) == []

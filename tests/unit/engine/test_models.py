@@ -67,7 +67,7 @@ def states(registry):
 
 
 @virtual
-async def test_a_graph_and_its_ops_go_through_their_states_together():
+async def test_a_graph_and_its_ops_change_their_states_together():
     registry, served = ModelRegistry(), Served("one", "a", "b")
     registry.add(served)
     names = ("one", "a", "b")

@@ -171,7 +171,7 @@ async def test_an_op_gets_ragged_batches_from_each_scheduler(batching, is_feed):
         assert max(map(len, op.calls)) > 1, "some shared a call"
 
 
-def test_fillers_and_ragged_batches_do_not_go_together():
+def test_fillers_and_ragged_batches_exclude_each_other():
     ready = {"name": "READY", "kind": "ready", "int32_false_true": [0, 1]}
     keys = {**KEYS, "batch_size": 4, "sequence": {"strategy": "direct", "controls": [ready]}}
     op = Op("a", RequestOp())

@@ -58,7 +58,7 @@ def test_without_a_ready_control_there_are_no_fillers(made):
     assert fed.feed["START"].tolist() == [[True], [False]]
 
 
-def test_requests_of_another_shape_go_by_themselves():
+def test_requests_of_another_shape_run_separately():
     made = feeds(READY)
     steps = [step(0), step(1), step(2)]
     calls = made.plan({0: x(1), 1: x(2, 2), 2: x(3)}, steps, 4)

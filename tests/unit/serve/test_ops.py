@@ -120,7 +120,7 @@ async def entered(model: Negates) -> None:
 
 
 @pytest.mark.parametrize(("feed", "fetch"), [("x.in", "y.out"), ("x", "y")])
-def test_a_predictor_may_go_by_the_models_names_or_by_the_clients(feed, fetch):
+def test_a_predictor_accepts_the_models_names_or_the_clients(feed, fetch):
     async def test(answer: Answer, _: Service) -> None:
         tensor = output_of(await answer(ModelCall(request_of([[1, 2]])), None))
         assert (tensor.name, tensor.alias_name) == ("y.out", "y")

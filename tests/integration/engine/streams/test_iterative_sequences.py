@@ -113,7 +113,7 @@ async def test_a_process_that_dies_ends_its_sequences_and_slots_start_again():
 
 
 @on_loop
-async def test_states_of_others_go_on_when_a_thread_hangs_in_a_step():
+async def test_states_of_others_continue_when_a_thread_hangs_in_a_step():
     op = Sums()
     async with serving(op, dag={"stream_window": 1}, **config(timeout=300)) as streams:
         slow = streams.begin(PartsSink(takes_at_once=False), n=5, x=1)

@@ -75,7 +75,7 @@ def test_bytes_are_a_field(server):
         assert socket.next() == {"request": 0, "data": {"bytes": 70_000}}
 
 
-def test_requests_go_on_side_by_side(server):
+def test_requests_run_concurrently(server):
     with web_socket(server.http_port, PATH) as socket:
         socket.say(data={"n": -1})
         socket.say(data={"n": 1})

@@ -206,7 +206,7 @@ async def test_health_and_readiness_have_a_status_and_a_body(site):
     ("method", "path"), [("GET", "trace/setting"), ("POST", "models/svc/trace/setting")]
 )
 @visited()
-async def test_traces_are_off_unless_somebody_wants_them(site, method, path):
+async def test_traces_are_off_by_default(site, method, path):
     status, answer = await site.ask(method, f"/v2/{path}")
     assert (status, answer["trace_level"], answer["trace_file"]) == (200, ["OFF"], "")
 

@@ -93,7 +93,7 @@ def test_an_answer_may_take_longer_than_one_receive_waits(
         assert connection.is_usable
 
 
-def test_big_requests_and_answers_go_through() -> None:
+def test_big_requests_and_answers_are_passed() -> None:
     with FakeServer() as server, connected(server) as connection:
         for n in range(3):
             assert ask(connection, bytes([n]) * 9_000_000) == bytes([n]) * 9_000_000

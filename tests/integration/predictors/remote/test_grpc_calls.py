@@ -87,7 +87,7 @@ def raw_server(speak: Callable[[socket.socket], None]) -> Iterator[str]:
 # --- which server is asked ------------------------------------------------------------------
 
 
-def test_calls_go_round_robin_over_all_servers():
+def test_calls_are_distributed_round_robin_over_all_servers():
     with (
         peer(SERVICE, {"ask": lambda *_: b"first"}) as first,
         peer(SERVICE, {"ask": lambda *_: b"second"}) as second,

@@ -70,7 +70,7 @@ def predictor_to(*endpoints: str, conf: Path, **fields: Any) -> Iterator[General
         predictor.close()
 
 
-def test_arrays_go_there_and_back(conf: Path) -> None:
+def test_arrays_survive_the_round_trip(conf: Path) -> None:
     with (
         FakeServer(echo_outputs) as server,
         predictor_to(server.endpoint, conf=conf) as predictor,

@@ -89,7 +89,7 @@ def test_the_former_name_of_the_log_id_counts(conf: Path):
     assert [request.log_id for request in server.requests] == [9]
 
 
-def test_arrays_and_text_go_there_and_back(conf: Path):
+def test_arrays_and_text_survive_the_round_trip(conf: Path):
     server = Server()
     with connected(conf, server) as predictor:
         assert predictor.feed_names == ("x", "text")

@@ -122,7 +122,7 @@ def asking_paddle(
         np.array([True, False]),
     ],
 )
-def test_arrays_go_there_and_back(array: np.ndarray):
+def test_arrays_survive_the_round_trip(array: np.ndarray):
     with asking(Echo()) as predictor:
         answer = predictor.predict({"x": array})
     assert list(answer) == ["x"]
@@ -130,7 +130,7 @@ def test_arrays_go_there_and_back(array: np.ndarray):
     np.testing.assert_array_equal(answer["x"], array)
 
 
-def test_text_bytes_and_offsets_go_there_and_back():
+def test_text_bytes_and_offsets_survive_the_round_trip():
     feed = {
         "words": "i am very sad | 0",
         "digits": "5",

@@ -114,7 +114,7 @@ async def test_a_part_that_no_frame_can_hold_ends_a_stream_after_its_parts():
 
 
 @on_loop
-async def test_memory_of_large_parts_is_freed_as_they_are_read():
+async def test_memory_of_large_parts_is_freed_when_they_are_read():
     class Large(Op):
         def process(self, feed_batch, log_id):
             for number in range(300):

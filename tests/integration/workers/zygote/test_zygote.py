@@ -220,7 +220,7 @@ def test_the_ending_of_a_child_is_reported(make_family, how, capfd):
     assert ("no more of this\n" in printed) == (how == "sys.exit text")
 
 
-def test_a_child_that_somebody_killed(make_family):
+def test_a_killed_child_is_reported(make_family):
     family = make_family()
     child = family.start_and_ask()
     os.kill(child.pid, signal.SIGKILL)

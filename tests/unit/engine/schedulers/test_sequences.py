@@ -556,7 +556,7 @@ def test_a_request_that_has_run_ends_no_sequence(strategy):
 
 
 @BOTH
-def test_the_sequences_of_a_lost_worker_end_and_others_go_on(strategy):
+def test_the_sequences_of_a_lost_worker_end_and_others_continue(strategy):
     sequences = Sequences(strategy, workers=2, slots=1)
     for words in ("1 start", "2 start", "1", "2", "3 start"):
         sequences.ask(words)

@@ -79,7 +79,7 @@ def test_a_stream_that_starts_after_the_end_of_another_may_join_it():
     assert plan(Mark("last", [Count("again", whole), whole])) is not None
 
 
-def test_jumps_and_streams_do_not_go_together():
+def test_jumps_and_streams_exclude_each_other():
     jumps = Op("jumps", RequestOp())
     count = Count("count", jumps)
     jumps.set_jump_to_ops(count)

@@ -113,7 +113,7 @@ def test_a_first_arrival_join_is_in_no_group():
     assert groups_of(ops) == [("a", "b", "c")]
 
 
-def test_ops_that_jump_or_are_jumped_to_go_by_themselves():
+def test_ops_that_jump_or_are_jumped_to_are_in_no_group():
     ops = chain("a", "b", "c", "d", "e", "f", b={"jumps_to": ("d",)})
     assert groups_of(ops) == [("e", "f")]
 

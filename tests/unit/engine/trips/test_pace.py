@@ -135,7 +135,7 @@ def test_small_batches_that_had_to_wait_do_not_outweigh_full_ones():
     assert pace.is_quick
 
 
-def test_a_batch_with_a_long_run_is_not_quick_whatever_its_size():
+def test_a_batch_with_a_long_run_is_not_quick_at_any_size():
     pace = Pace(is_fusable=True)
     assert not any(pace.took(2_000_001, 1000) for _ in range(1000))
     pace = settled()

@@ -91,7 +91,7 @@ def test_a_loop_leads_back():
     assert loops == {("check", "draft"): [], ("check", "check"): []}
 
 
-def test_a_jump_leads_to_where_the_answers_of_its_target_go():
+def test_a_jump_leads_to_the_readers_of_its_target():
     first = Op("first", [RequestOp()])
     second = Op("second", [first])
     last = Op("last", [second])

@@ -324,7 +324,7 @@ async def test_a_bug_while_requests_are_joined_is_their_answer(count, caplog):
 
 
 @virtual
-async def test_requests_of_a_reloaded_model_go_to_its_successor():
+async def test_requests_of_a_reloaded_model_reach_its_successor():
     world, other = CollectorSetup(), Engine()
     requests = world.add(1, 2)
     world.successor = other.begin, routed

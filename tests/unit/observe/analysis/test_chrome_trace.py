@@ -104,7 +104,7 @@ def test_arrows_follow_a_request_through_the_ops_and_back():
     assert all(arrow["bp"] == "e" for arrow in of_kind(result, "t", "f"))
 
 
-def test_ops_that_ran_in_one_go_are_a_slice_of_their_request():
+def test_ops_of_one_trip_are_a_slice_of_their_request():
     first = {"preprocess_end_ns": 2 * MS, "process_end_ns": 2 * MS, "end_ns": 3 * MS}
     later = {"start_ns": 3 * MS, "preprocess_end_ns": 3 * MS}
     rows = turns_of(turn(0, 7, **first), turn(1, 7, **later), turn(0, 8, result_received_ns=9 * MS))

@@ -205,7 +205,7 @@ def test_an_operator_that_openvino_lacks_is_named(path):
 
 
 @needs_openvino
-def test_a_closed_predictor_says_so(layer):
+def test_a_closed_predictor_raises(layer):
     predictor = load(OpenVinoModel(layer), CPU)
     predictor.close()
     with pytest.raises(ClosedError):
@@ -223,7 +223,7 @@ def test_a_card_is_refused(layer):
         load(OpenVinoModel(layer), Device(DeviceType.GPU, 0))
 
 
-def test_without_openvino_the_error_says_what_to_install(layer, monkeypatch):
+def test_without_openvino_the_error_names_the_package(layer, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(InitError, match=r"pip install 'pipeline-serving\[openvino-runtime\]'"):
         load(OpenVinoModel(layer), CPU)

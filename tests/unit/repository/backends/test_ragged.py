@@ -18,7 +18,7 @@ def config(text):
     return text_format.Parse(f'name: "m" max_batch_size: 8 {text}', ModelConfig())
 
 
-def test_ragged_inputs_are_flat_and_others_go_by_rows():
+def test_ragged_inputs_are_flat_and_others_have_rows():
     made = """batch_input { kind: BATCH_ELEMENT_COUNT target_name: ["A", "B"]
         data_type: TYPE_INT32 source_input: "R" }"""
     batch = ModelBatch(config(RAGGED + PLAIN + made))

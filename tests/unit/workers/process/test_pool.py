@@ -893,7 +893,7 @@ async def test_a_stopped_worker_gets_no_jobs_until_it_continues(pool, first):
 
 
 @played(2)
-async def test_a_worker_that_stays_stopped_is_killed_and_its_jobs_go_on(pool, first, second):
+async def test_a_worker_that_stays_stopped_is_killed_and_its_jobs_continue(pool, first, second):
     pool.workers.submit([run_of(1)])
     first.stops()
     assert second.taken_ids == [[1]]

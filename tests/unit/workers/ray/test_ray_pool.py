@@ -85,7 +85,7 @@ async def test_an_actor_without_resources_fails_the_start():
 
 
 @virtual
-async def test_small_payloads_go_with_the_call_and_large_ones_by_reference():
+async def test_small_payloads_are_sent_with_the_call_and_large_ones_by_reference():
     async with RayPool(Doubling("op")) as pool:
         (actor,) = await pool.up()
         run = run_of(1, x=big(1), y=np.arange(3))

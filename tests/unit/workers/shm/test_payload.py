@@ -397,7 +397,7 @@ def test_a_payload_releases_its_blocks_once_with_its_last_reference(shared):
     assert shared.region.used == 0
 
 
-def test_a_parcel_may_go_in_any_thread(shared):
+def test_a_payload_may_be_released_in_any_thread(shared):
     released: list[tuple[int, list[Block]]] = []
     serialized = shared.serialize({"x": b"x" * LARGE})
     holders = [

@@ -90,7 +90,7 @@ def test_a_worker_receives_freed_blocks_once(memory):
     assert worker.allocator.used == 0
 
 
-def test_parcels_may_go_in_any_thread(memory):
+def test_payloads_may_be_released_in_any_thread(memory):
     worker = Writer(memory)
     payloads = [memory.payload(worker.serialized()) for _ in range(20)]
     thread = threading.Thread(target=payloads.clear)
