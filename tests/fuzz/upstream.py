@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from openai_upstream import DONE, Asked, chat, delta, upstream
+from openai_upstream import DONE, ReceivedRequest, chat, delta, upstream
 from streaming import PartsSink
 
 from fuzz.campaign import campaign, parser_of
@@ -110,7 +110,7 @@ class Server:
         self._lock = threading.Lock()
         self._answered: set[tuple[str, int]] = set()  # connections, by server
 
-    def __call__(self, handler: Any, asked: Asked) -> None:
+    def __call__(self, handler: Any, asked: ReceivedRequest) -> None:
         request = self.requests[asked.body["messages"][0]["content"]]
         with self._lock:
             treatment = request.attempts[min(len(request.done), len(request.attempts) - 1)]

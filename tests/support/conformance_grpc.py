@@ -24,7 +24,7 @@ Status = grpc.StatusCode
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class CallOutcome:
     """How a call ended: `answer` are the bytes of one that ended well."""
 
     status: grpc.StatusCode
@@ -66,7 +66,7 @@ def ask(
     metadata: Metadata = (),
     compression: grpc.Compression | None = None,
     timeout_s: float = TIMEOUT_S,
-) -> Heard:
+) -> CallOutcome:
     """Make a unary call, and say how it ended."""
     call = channel.unary_unary(method).future(
         message, timeout=timeout_s, metadata=list(metadata), compression=compression
@@ -74,7 +74,7 @@ def ask(
     failed = call.exception()
     trailing = {key: value for key, value in call.trailing_metadata() or () if _is_ours(key)}
     text = call.details() or ""
-    return Heard(call.code(), text, trailing, None if failed else call.result())
+    return CallOutcome(call.code(), text, trailing, None if failed else call.result())
 
 
 def _is_ours(key: str) -> bool:

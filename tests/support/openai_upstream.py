@@ -16,7 +16,7 @@ KEY = "sk-of-the-test-0123456789"
 DONE = b"data: [DONE]\n\n"
 
 
-class Asked(NamedTuple):
+class ReceivedRequest(NamedTuple):
     """One request: its connection's number, path, headers in lower case, and body."""
 
     connection: int
@@ -38,7 +38,7 @@ class Upstream(ThreadingHTTPServer):
     def __init__(self, *answers: Callable[[Any, Any], None]) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answers = list(answers)
-        self.asked: list[Asked] = []
+        self.asked: list[ReceivedRequest] = []
         self.left: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.connections = 0
         self.lock = threading.Lock()
@@ -67,7 +67,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
         with self.server.lock:
-            self.server.asked.append(Asked(self.number, self.path, headers, json.loads(body)))
+            self.server.asked.append(
+                ReceivedRequest(self.number, self.path, headers, json.loads(body))
+            )
             answers = self.server.answers
             answer = answers.pop(0) if len(answers) > 1 else answers[0]
         answer(self, self.server.asked[-1])
@@ -98,7 +100,7 @@ def says(body: Any, status: int = 200, **headers: str) -> Callable[[Any, Any], N
     """An answer in one piece; `body` is JSON data, or bytes."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
 
-    def answer(handler: Any, asked: Asked) -> None:
+    def answer(handler: Any, asked: ReceivedRequest) -> None:
         handler.send_response(status)
         handler.send_header("content-type", "application/json")
         handler.send_header("content-length", str(len(data)))
@@ -118,7 +120,7 @@ def streams(
     `is_cut`: the connection is closed without the end of the body.
     """
 
-    def answer(handler: Any, asked: Asked) -> None:
+    def answer(handler: Any, asked: ReceivedRequest) -> None:
         handler.send_response(200)
         handler.send_header("content-type", "text/event-stream; charset=utf-8")
         handler.send_header("transfer-encoding", "chunked")

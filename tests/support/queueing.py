@@ -15,7 +15,7 @@ from pipeline.engine.schedulers.base import Batch, Load, Refusal
 from pipeline.engine.schedulers.dynamic_batcher import DynamicBatcher
 
 
-class _Asked(SimpleNamespace):
+class _FakeRequest(SimpleNamespace):
     __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
@@ -55,7 +55,7 @@ class Queueing:
         self.count += 1
         parameters = {"timeout": timeout} if timeout else {}
         info = RequestInfo(id=id, priority=priority, parameters=parameters)
-        asked = _Asked(data_id=self.count, log_id=0, generation=0, rows=rows, info=info)
+        asked = _FakeRequest(data_id=self.count, log_id=0, generation=0, rows=rows, info=info)
         item = Item(asked, 0, self.count, 0, {"x": shape}, self.now)  # type: ignore[arg-type]
         self.scheduler.add(item, self.now)
         self.items[self.count] = item

@@ -14,7 +14,7 @@ from pipeline.engine.sequences.scheduler import DirectScheduler, OldestScheduler
 STRATEGIES = {"direct": DirectScheduler, "oldest": OldestScheduler}
 
 
-class Asked(SimpleNamespace):
+class FakeRequest(SimpleNamespace):
     """A request of a sequence."""
 
     __hash__ = object.__hash__
@@ -54,7 +54,9 @@ class Sequences:
             sequence_end="end" in flags,
         )
         self.count += 1
-        asked = Asked(data_id=self.count, log_id=0, generation=0, rows=rows, info=info, error=None)
+        asked = FakeRequest(
+            data_id=self.count, log_id=0, generation=0, rows=rows, info=info, error=None
+        )
         asked.target = None
         item = Item(asked, 0, self.count, 0, {}, self.now)  # type: ignore[arg-type]
         refusal = self.scheduler.add(item, self.now)

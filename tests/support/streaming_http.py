@@ -62,7 +62,7 @@ def speaking(stage: Stage, **config: Any) -> PipelineServer:
     return server_for(Speaks(stage), **settings)
 
 
-class Heard:
+class StreamedAnswer:
     """One answer, read line by line."""
 
     def __init__(self, response: HTTPResponse) -> None:
@@ -107,7 +107,7 @@ def body_of(**pairs: Any) -> bytes:
 @contextlib.contextmanager
 def asked(
     port: int | None, accept: str | None = EVENTS, body: bytes | None = None, **pairs: Any
-) -> Iterator[Heard]:
+) -> Iterator[StreamedAnswer]:
     """Ask for an answer on a connection of its own, which is closed behind it.
 
     `headers` in `pairs` are further ones; with `body` that is sent, else the pairs.
@@ -118,6 +118,6 @@ def asked(
     try:
         sent = body_of(**pairs) if body is None else body
         connection.request("POST", "/svc/prediction", sent, headers)
-        yield Heard(connection.getresponse())
+        yield StreamedAnswer(connection.getresponse())
     finally:
         connection.close()

@@ -25,7 +25,7 @@ class Ask(pipeline.Schema):
     marks: list[int] = field(default_factory=list)
 
 
-class Told(pipeline.Schema):
+class Reply(pipeline.Schema):
     said: str
     lines: list[list[tuple[float, float]]] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ def typed_server(streams: bool = False, **config: Any) -> Iterator[PipelineServe
     """A server of one pipeline, "says", with its HTTP port."""
     server = PipelineServer("says")
     last = (Streams if streams else Repeats)("repeats", RequestOp(schema=Ask))
-    server.set_response_op(ResponseOp(last, schema=Told))
+    server.set_response_op(ResponseOp(last, schema=Reply))
     ports = {"rpc_port": 0, "http_port": 0, "host": "127.0.0.1"}
     server.prepare_server(yml_dict={**ports, **config})
     with server:

@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from typed_api import Told, typed_server
+from typed_api import Reply, typed_server
 
 from pipeline.frontends.api.openapi import example_of
 from pipeline.schema.bound import bind
@@ -53,7 +53,7 @@ def test_the_document_matches_the_server(base):
     assert asked["example"] == example_of(asked["schema"], components) == {"words": "well"}
     status, _, answer = ask(f"{base}/api/says", json.dumps(asked["example"]).encode())
     assert status == 200
-    answered = bind(Told).check(json.loads(answer))
+    answered = bind(Reply).check(json.loads(answer))
     assert answered["said"] == "wellwell"
     status, _, answer = ask(f"{base}/api/says", b'{"words": "x", "marks": [1, "x"]}')
     assert status == 400
