@@ -308,7 +308,10 @@ SUITES = [
     Suite("L0_grpc_state_cleanup"),
     Suite(
         "L0_http",
-        edits=((r"# Add string_dyna_sequence model", DENSENET),),
+        edits=(
+            (r"# Add string_dyna_sequence model", DENSENET),
+            (r"repeat_request_count = 100", "repeat_request_count = 1"),
+        ),
         excluded={
             "test_byte_too_many_elements": "text alone is also for inputs of shape [-1]",
             "test_content_encoding_chunked_manually": "Content-Length beside chunks is refused",
@@ -411,7 +414,7 @@ SUITES = [
     ),
     Suite("L0_response_statistics"),
     Suite("L0_scalar_io"),
-    Suite("L0_secure_grpc", excluded={"": "TLS is a proxy's"}),
+    Suite("L0_secure_grpc", edits=((CLIENT_IN_CPP, ""),)),
     Suite("L0_sequence_batcher", {**ONNX, "MODEL_TRIALS": "0 2"}, limit_s=3600.0),
     Suite("L0_sequence_corrid_batcher", version=STAND_INS),
     Suite("L0_sequence_stress", limit_s=1800.0),
@@ -434,7 +437,7 @@ SUITES = [
     Suite(
         "L0_trace",
         edits=(
-            (r"OTEL_COLLECTOR=\./otelcol", "OTEL_COLLECTOR=otelcol"),
+            (r"\./otelcol\b", "otelcol"),
             (r"cp -r \.\./L0_decoupled/models/repeat_int32 \$MODELSDIR", REPEAT),
         ),
         limit_s=1800.0,

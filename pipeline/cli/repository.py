@@ -73,13 +73,7 @@ _UNUSED = {
 }
 """Flags that are read and change nothing, and why."""
 
-_TLS = "there is no TLS: use a proxy in front of the server"
 _REFUSED = {
-    "grpc-use-ssl": _TLS,
-    "grpc-use-ssl-mutual": _TLS,
-    "grpc-server-cert": _TLS,
-    "grpc-server-key": _TLS,
-    "grpc-root-cert": _TLS,
     "model-config-name": "a model has one configuration",
 }
 """Flags whose users count on what is not here, and why."""
@@ -175,6 +169,11 @@ def _add_ports(add: Add) -> None:
         else:
             most = "maximum of a request's JSON"
             add("--http-max-input-size", type=int, default=64 * 2**20, metavar="BYTES", help=most)
+    add("--grpc-use-ssl", **_NO)
+    callers = "with TLS for gRPC, whose callers need certificates of --grpc-root-cert"
+    add("--grpc-use-ssl-mutual", help=callers, **_NO)
+    for file in ("server-cert", "server-key", "root-cert"):
+        add(f"--grpc-{file}", default="", metavar="FILE", help="PEM; ignored without TLS")
     add("--allow-metrics", **_YES)
     add("--metrics-address", default=None, metavar="HOST")
     add("--metrics-port", type=int, default=8002, metavar="PORT", help="0: any free one")
@@ -268,6 +267,7 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
         "reuse_port": options.reuse_http_port or options.reuse_grpc_port,
         **_doors(options),
         **_sizes(options.http_max_input_size),
+        "tls": _tls(options),
     }
     ports: dict[Any, bool] = {"http_port": options.allow_http, "rpc_port": options.allow_grpc}
     server["cache"] = cache_settings(options.cache_config, options.response_cache_byte_size)
@@ -325,6 +325,21 @@ def _doors(options: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("--replicas: they need the gateway in front of them, see --edge")
     gateway = {"edge": "gateway", "http_server": "gateway"}
     return {**gateway, "build_dag_each_worker": True, "worker_num": options.replicas}
+
+
+def _tls(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the TLS of gRPC. Raises ConfigError: its files are not named."""
+    is_mutual = options.grpc_use_ssl_mutual
+    if not (options.grpc_use_ssl or is_mutual):
+        return {}
+    files = {"certificate": options.grpc_server_cert, "key": options.grpc_server_key}
+    if is_mutual:
+        files["client_ca"] = options.grpc_root_cert
+    if not all(files.values()):
+        root = " and --grpc-root-cert" if is_mutual else ""
+        needed = f"--grpc-server-cert, --grpc-server-key{root}"
+        raise ConfigError(f"--grpc-use-ssl: it needs {needed}")
+    return {**files, "grpc_only": True}
 
 
 def _sizes(json_bytes: int) -> dict[str, int]:

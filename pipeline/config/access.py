@@ -135,6 +135,7 @@ class TlsConfig(Struct, frozen=True, kw_only=True):
         'PEM file with the authority of client certificates, which are then required; "": not '
         "required.",
     ] = ""
+    grpc_only: Annotated[bool, "The HTTP port, which is the server's own, has no TLS."] = False
 
 
 class CallerEntry(Struct, kw_only=True, omit_defaults=True):
@@ -161,13 +162,22 @@ class CallersFile(Struct, kw_only=True, forbid_unknown_fields=True):
     callers: list[CallerEntry] = []
 
 
-def fault_of_access(access: AccessConfig, tls: TlsConfig, is_all_the_gateways: bool) -> str:
-    """Return the fault of both sections, or "". The last argument: the gateway has all ports."""
+def fault_of_access(
+    access: AccessConfig, tls: TlsConfig, is_all_the_gateways: bool, has_grpc_alone: bool = False
+) -> str:
+    """Return the fault of both sections, or "".
+
+    The last arguments: the gateway has all open ports; of both ports it has gRPC's alone.
+    """
     if bool(tls.certificate) != bool(tls.key):
         return "tls: certificate and key belong together: give both"
     if tls.client_ca and not tls.certificate:
         return "tls: client_ca needs a certificate and a key"
+    if tls.grpc_only and not has_grpc_alone:
+        return "tls.grpc_only: the gateway has to take gRPC, and the server HTTP: see edge"
     asked = [name for name, given in (("access", access), ("tls", tls)) if given != type(given)()]
+    if tls.grpc_only:
+        asked.remove("tls")
     if asked and not is_all_the_gateways:
         return f"{asked[0]}: it is the gateway's to see to: set edge: gateway, for all ports"
     if (

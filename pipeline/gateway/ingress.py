@@ -58,8 +58,8 @@ def with_edge(config: ServiceConfig) -> ServiceConfig:
         settled = msgspec.structs.replace(config, edge="embedded")
         return settled
     _LOGGER.info("edge: auto: the gateway takes gRPC")
-    needs_all = config.access != AccessConfig() or config.tls != TlsConfig()
-    needs_all = needs_all or config.admin_port is not None
+    needs_all = config.access != AccessConfig() or config.admin_port is not None
+    needs_all = needs_all or (config.tls != TlsConfig() and not config.tls.grpc_only)
     http = config.http_server or ("gateway" if needs_all else "embedded")
     settled = msgspec.structs.replace(config, edge="gateway", http_server=http)
     return settled
@@ -81,7 +81,7 @@ def check_access(config: ServiceConfig, taken: frozenset[str]) -> None:
     """Raise ConfigError where `access` or `tls` is wrong, or nobody sees to it."""
     ports = {"gRPC": config.rpc_port, "HTTP": config.http_port}
     open_ports = {name for name, port in ports.items() if port is not None}
-    fault = fault_of_access(config.access, config.tls, open_ports <= taken)
+    fault = fault_of_access(config.access, config.tls, open_ports <= taken, taken == {"gRPC"})
     if not fault and config.admin_port is not None and not open_ports <= taken:
         fault = "admin_port: it is the gateway's to see to: set edge: gateway, for all ports"
     if fault:

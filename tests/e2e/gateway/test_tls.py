@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 import trustme
-from doubles import server_for, wait_until
+from doubles import http, server_for, wait_until
 
 from pipeline import Op, PipelineServer, RequestOp
 from pipeline.errors import InitError
@@ -350,3 +350,23 @@ def test_clients_of_a_removed_authority_are_refused_even_with_a_session(tmp_path
         others.cert_pem.write_to_path(str(server.files.client_ca))
         wait_until(lambda: is_refused(server, context))
         assert is_refused(server, context, session=session)
+
+
+# gRPC alone ---------------------------------------------------------------------------------
+
+
+def test_of_grpc_alone(tmp_path):
+    files = Files(tmp_path)
+    tls = {**files.config(), "grpc_only": True}
+    ways = {"edge": "gateway", "http_server": "embedded", "http_port": 0, "rpc_port": 0}
+    with server_for(Op("same", [RequestOp()]), **ways, tls=tls) as server:
+        assert http(server, "GET", "/health/live")[0] == 200
+        credentials = grpc.ssl_channel_credentials(files.authority.cert_pem.bytes())
+        target = f"localhost:{server.rpc_port}"
+        with grpc.secure_channel(target, credentials) as channel:
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            assert live(b"", timeout=30) == b"\x08\x01"
+        with grpc.insecure_channel(target) as channel:
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            with pytest.raises(grpc.RpcError):
+                live(b"", timeout=30)

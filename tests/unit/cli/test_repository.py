@@ -88,6 +88,22 @@ def test_flags_with_and_without_an_equals_sign(settings_of):
     assert settings.server["dag"] == {"forward_headers": "(?:x-.*)"}
 
 
+@pytest.mark.parametrize(
+    ("flags", "files"),
+    [
+        ((), {}),
+        (("--grpc-use-ssl=1",), {"certificate": "c", "key": "k", "grpc_only": True}),
+        (
+            ("--grpc-use-ssl-mutual=1",),
+            {"certificate": "c", "key": "k", "client_ca": "r", "grpc_only": True},
+        ),
+    ],
+)
+def test_tls_is_that_of_grpc(settings_of, flags, files):
+    named = ("--grpc-server-cert=c", "--grpc-server-key=k", "--grpc-root-cert=r")
+    assert settings_of(*named, *flags).server["tls"] == files
+
+
 def test_the_beginning_of_a_flag_is_enough_if_no_other_begins_like_it(settings_of):
     assert not settings_of("--log-warn=false").kinds.warning
 
@@ -126,7 +142,12 @@ def test_flags_without_effect_are_accepted(settings_of):
     [
         (["--nonsense=1"], "unknown: --nonsense=1"),
         (["--http-max-input-size=0"], "--http-max-input-size must be greater than 0."),
-        (["--grpc-use-ssl", "true"], "--grpc-use-ssl: there is no TLS"),
+        (["--grpc-use-ssl=1"], "--grpc-use-ssl: it needs --grpc-server-cert, --grpc-server-key"),
+        (
+            ["--grpc-use-ssl-mutual=1", "--grpc-server-cert=c", "--grpc-server-key=k"],
+            "--grpc-server-key and --grpc-root-cert",
+        ),
+        (["--model-config-name=a"], "--model-config-name: a model has one configuration"),
         (["--trace-config", "level=FULL"], "invalid value for trace level option: FULL"),
     ],
 )

@@ -60,6 +60,24 @@ def test_faults(access: AccessConfig, tls: TlsConfig, is_gateway: bool, text: st
     assert bool(text) == bool(fault)
 
 
+@pytest.mark.parametrize(
+    ("access", "is_gateway", "has_grpc_alone", "text"),
+    [
+        (AccessConfig(), False, True, ""),
+        (AccessConfig(), True, False, "tls.grpc_only: the gateway has to take gRPC"),
+        (AccessConfig(), False, False, "tls.grpc_only: the gateway has to take gRPC"),
+        (NOBODY, False, True, "access: it is the gateway's"),
+    ],
+)
+def test_faults_of_tls_of_grpc_alone(
+    access: AccessConfig, is_gateway: bool, has_grpc_alone: bool, text: str
+) -> None:
+    tls = TlsConfig(certificate="c", key="k", grpc_only=True)
+    fault = fault_of_access(access, tls, is_gateway, has_grpc_alone)
+    assert text in fault
+    assert bool(text) == bool(fault)
+
+
 def test_the_gateway_receives_all_settings_of_access() -> None:
     limits = CallerLimits(requests_per_s=2.5)
     access = AccessConfig(callers_file="f", limits=limits, audit_file="a", jwt=SIGNED)
