@@ -65,11 +65,16 @@ def test_sizes_of_opentelemetrys_batches_are_numbers(monkeypatch, setting):
 
 def test_traces_by_opentelemetry_are_settings_of_its_sdk():
     url = "http://127.0.0.1:4318/v1/traces"
-    flags = [f"opentelemetry,url={url}", "opentelemetry,resource=a=b", "opentelemetry,resource=c=d"]
+    flags = [
+        f"opentelemetry,url={url.removeprefix('http://')}",
+        "opentelemetry,resource=a=b",
+        "opentelemetry,resource=c=d",
+    ]
     traces = traces_of(["mode=opentelemetry", "rate=4", "level=TIMESTAMPS", *flags])
     assert traces.keys == {"opentelemetry": True}
     assert traces.environment == {
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": url,
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
         "OTEL_RESOURCE_ATTRIBUTES": "a=b,c=d",
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": "0.25",
