@@ -254,7 +254,10 @@ WITHOUT_DATA_COMPRESSOR = (
     (r".*\$DATA_COMPRESSOR_TEST >>.*", ""),
     (r"python3 validation.py validate_compressed_data", ""),
 )
-CLIENT_IN_CPP = r"\$(SIMPLE_CLIENT|TEST_CLIENT|CLIENT_TIMEOUT_TEST_CPP) -.*\n\s*(if \[.*\n(?!\s*fi\n)(.*\n)*?\s*fi\n\s*)+"
+CLIENT_IN_CPP = (
+    r"\$(SIMPLE_CLIENT|TEST_CLIENT|CLIENT_TIMEOUT_TEST_CPP) -.*\n"
+    r"\s*(if \[.*\n(?!\s*fi\n)(.*\n)*?\s*fi\n\s*)+"
+)
 """A run of a client in C++, and what its end and its log have to be."""
 
 METRICS_OF_MACHINE = r"### CPU / RAM metrics tests(.*\n)*?(?=### Metric Config CLI)"
