@@ -318,7 +318,8 @@ SUITES = [
         edits=(
             (r"# Add string_dyna_sequence model", DENSENET),
             (r"repeat_request_count = 100", "repeat_request_count = 1"),
-        ),
+            limit_s=1800.0,
+    ),
         excluded={
             "test_byte_too_many_elements": "text alone is also for inputs of shape [-1]",
             "test_content_encoding_chunked_manually": "Content-Length beside chunks is refused",
@@ -329,7 +330,7 @@ SUITES = [
             "cuda": "needs a card",
         },
     ),
-    Suite("L0_http_fuzz", edits=((r"\nfunction_install_python38\n", "\n"),)),
+    Suite("L0_http_fuzz", edits=((r"\nfunction_install_python38\n", "\n"),), limit_s=3600.0),
     Suite("L0_https", edits=((CLIENT_IN_CPP, ""),)),
     Suite(
         "L0_implicit_state",
@@ -410,7 +411,7 @@ SUITES = [
     Suite("L0_output_validation", excluded={"": "needs PyTorch's backend"}),
     Suite("L0_parameters"),
     Suite("L0_priority", excluded={"": "needs TensorRT"}),
-    Suite("L0_python_client_unit_tests"),
+    Suite("L0_python_client_unit_tests", excluded={"cuda": "needs a card"}),
     Suite("L0_query", excluded={"": "backends in C++ ask for output buffers"}),
     Suite("L0_rate_limiter", edits=((r'echo "kind: KIND_GPU', 'echo "kind: KIND_CPU'),)),
     Suite("L0_repoagent_checksum", excluded={"": "repository agents are libraries in C++"}),
@@ -425,7 +426,15 @@ SUITES = [
     Suite("L0_sequence_batcher", {**ONNX, "MODEL_TRIALS": "0 2"}, limit_s=3600.0),
     Suite("L0_sequence_corrid_batcher", version=STAND_INS),
     Suite("L0_sequence_stress", limit_s=1800.0),
-    Suite("L0_server_status", version=STAND_INS),
+    Suite(
+        "L0_server_status",
+        {"TRITON_SERVER_VERSION": __version__},
+        excluded={
+            "latest_infer": "the platform of stand-ins",
+            "stats_no_model": "counts all models of the repository, without stand-ins",
+        },
+        version=STAND_INS,
+    ),
     Suite("L0_shared_memory"),
     Suite(
         "L0_simple_ensemble",

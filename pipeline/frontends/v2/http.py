@@ -122,24 +122,28 @@ class InferenceRoutes:
         return _json(self._models.server_metadata())
 
     # KServe's clients want a body. Triton has none, and scripts of its users compare the whole of
-    # what curl prints with "200": a server of a repository is asked by these.
+    # what curl prints with "200": a server of a repository has none for curl.
 
     async def _live(self, model_request: ModelRequest) -> WebResponse:
         is_live = self._models.is_live
-        return self._state({"live": is_live}, is_live)
+        return self._state(model_request, {"live": is_live}, is_live)
 
     async def _ready(self, model_request: ModelRequest) -> WebResponse:
         is_ready = await self._models.is_ready()
-        return self._state({"ready": is_ready}, is_ready)
+        return self._state(model_request, {"ready": is_ready}, is_ready)
 
     async def _model_ready(self, model_request: ModelRequest) -> WebResponse:
         if await self._models.is_model_ready(model_request.name, model_request.version):
-            return self._state({"name": model_request.name, "ready": True}, True)
+            state = {"name": model_request.name, "ready": True}
+            return self._state(model_request, state, True)
         return failed(400, "Model version not ready", content_type=TEXT)
 
-    def _state(self, state: dict[str, Any], is_good: bool) -> WebResponse:
+    def _state(
+        self, model_request: ModelRequest, state: dict[str, Any], is_good: bool
+    ) -> WebResponse:
         status = 200 if is_good else 400
-        if self._models.is_repository:
+        is_curl = model_request.web.headers.get(b"user-agent", b"").startswith(b"curl/")
+        if is_curl and self._models.is_repository:
             return WebResponse(status, content_type=TEXT)
         return _json(state, status)
 

@@ -271,13 +271,20 @@ def test_ports_have_separate_addresses_and_may_be_closed(tmp_path):
                 thread.run(service.stop())
 
 
-def test_health_has_no_body_as_scripts_of_tritons_users_expect(tmp_path):
+def test_health_has_a_body_for_kserves_client_and_none_for_scripts_with_curl(tmp_path):
     add_identity(tmp_path, "m", 1)
+    states = {
+        "/v2/health/live": b'{"live":true}',
+        "/v2/health/ready": b'{"ready":true}',
+        "/v2/models/m/ready": b'{"name":"m","ready":true}',
+    }
     with serving(tmp_path, mode="none") as server:
-        for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
+        for path, state in states.items():
             url = f"http://127.0.0.1:{server.http_port}{path}"
-            with urllib.request.urlopen(url) as answer:
-                assert (answer.status, answer.read()) == (200, b"")
+            for agent, body in (("curl/8.5.0", b""), ("python-httpx/0.28.1", state)):
+                request = urllib.request.Request(url, headers={"User-Agent": agent})
+                with urllib.request.urlopen(request) as answer:
+                    assert (answer.status, answer.read()) == (200, body)
 
 
 def test_instances_share_resources_with_other_models(tmp_path):
