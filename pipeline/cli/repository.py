@@ -599,7 +599,7 @@ def _otel(settings: Sequence[tuple[str, str]], rate: int) -> dict[str, str]:
             where, text = variable, os.environ.get(variable, "0")
         if name.startswith("bsp_") and not text.isdecimal():
             raise ConfigError(f'Bad option: "{where}".\nexpected a number, got {text!r}')
-    if "url" in given:
-        variables["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"  # Triton's only one
+    if "/v1/traces" in given.get("url", ""):  # gRPC, which is this server's default, has no paths
+        variables["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
         given["url"] = given["url"] if "://" in given["url"] else f"http://{given['url']}"
     return variables | {_OTEL[name]: value for name, value in given.items()}
