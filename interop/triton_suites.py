@@ -318,8 +318,7 @@ SUITES = [
         edits=(
             (r"# Add string_dyna_sequence model", DENSENET),
             (r"repeat_request_count = 100", "repeat_request_count = 1"),
-            limit_s=1800.0,
-    ),
+        ),
         excluded={
             "test_byte_too_many_elements": "text alone is also for inputs of shape [-1]",
             "test_content_encoding_chunked_manually": "Content-Length beside chunks is refused",
@@ -329,6 +328,7 @@ SUITES = [
             "over_max_chunks": "any number of chunks",
             "cuda": "needs a card",
         },
+        limit_s=1800.0,
     ),
     Suite("L0_http_fuzz", edits=((r"\nfunction_install_python38\n", "\n"),), limit_s=3600.0),
     Suite("L0_https", edits=((CLIENT_IN_CPP, ""),)),
