@@ -303,7 +303,10 @@ SUITES = [
         edits=((CLIENT_IN_CPP, ""),),
         excluded={"client_non_infer|NonInfer": "Triton's switch that delays answers"},
     ),
-    Suite("L0_cmdline_trace"),
+    Suite(
+        "L0_cmdline_trace",
+        edits=((r"TRACE_SUMMARY=", r"TRACE_SUMMARY='python3 ../common/trace_summary.py' #"),),
+    ),
     Suite("L0_data_compression", edits=WITHOUT_DATA_COMPRESSOR),
     Suite("L0_decoupled"),
     Suite("L0_dyna_sequence_batcher", ONNX),

@@ -191,9 +191,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 @functools.cache
 def _plug_ins(kind: Kind) -> tuple[EntryPoint, ...]:
     """Return the entry points of a kind; there may be several of one name."""
-    import importlib.metadata  # slow, and rarely needed
+    # Slow, and rarely needed. `import importlib.metadata` may fail while another thread does it.
+    from importlib.metadata import entry_points
 
-    points = tuple(importlib.metadata.entry_points(group=f"pipeline.{kind}"))
+    points = tuple(entry_points(group=f"pipeline.{kind}"))
     for point in points:
         if point.name in BUILT_IN[kind]:
             raise ConfigError(f"{_described(point)} has the name of one that is built in")
