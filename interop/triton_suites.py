@@ -434,6 +434,7 @@ SUITES = [
         {"TRITON_SERVER_VERSION": __version__},
         excluded={
             "latest_infer": "the platform of stand-ins",
+            "ServerMetadataTest.test_basic": "shared memory is off unless asked for",
             "stats_no_model": "counts all models of the repository, without stand-ins",
         },
         version=STAND_INS,
