@@ -439,7 +439,7 @@ SUITES = [
         },
         version=STAND_INS,
     ),
-    Suite("L0_shared_memory"),
+    Suite("L0_shared_memory", limit_s=1800.0),
     Suite(
         "L0_simple_ensemble",
         edits=(
@@ -460,6 +460,7 @@ SUITES = [
             (r"\./otelcol\b", "otelcol"),
             (r"cp -r \.\./L0_decoupled/models/repeat_int32 \$MODELSDIR", REPEAT),
         ),
+        excluded={"OpenTelemetryTest": "OpenTelemetry's spans have names of their own"},
         limit_s=1800.0,
     ),
     Suite("L0_warmup", ONNX, (*ON_CPU, ("pip3 uninstall -y torch", "exit $RET"))),
