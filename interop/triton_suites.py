@@ -287,7 +287,7 @@ SUITES = [
         Suite(
             f"L0_backend_python/{name}",
             PYTHON,
-            WITHOUT_LIBTORCH,
+            (*WITHOUT_LIBTORCH, (r"for SIGNAL in 11 9", "for SIGNAL in")),  # kills Triton's stub
             PYTHON_EXCLUDED,
             programs=r"^examples/.*client\.py" if name == "examples" else "",
         )
