@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from clients.__main__ import ABILITIES, HERE, ran, told_in
+from clients.__main__ import ABILITIES, HERE, ran, reported_in
 from clients.model import scripted_server
 
 
@@ -13,4 +13,4 @@ def test_the_official_client_has_all_abilities():
     with scripted_server() as server:
         url = f"http://127.0.0.1:{server.http_port}"
         printed = ran([sys.executable, str(script), url], script.parent)
-    assert told_in(printed) == dict.fromkeys(ABILITIES)
+    assert reported_in(printed) == dict.fromkeys(ABILITIES)
