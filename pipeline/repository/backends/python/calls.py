@@ -265,8 +265,8 @@ class InferenceRequest:
 class _Responses:
     """The responses to a request, in order; dropping the iterator cancels the rest.
 
-    As in Triton's backend, a response without outputs follows the last one, `len` is the number
-    received so far, and a second iteration yields the same responses.
+    As in Triton's backend, a response without outputs follows the last one, and a second iteration
+    yields the same responses.
     """
 
     def __init__(
@@ -295,9 +295,6 @@ class _Responses:
         if self._is_over and self._at == len(self._seen):
             self._at = 0
         return self
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
     def __next__(self) -> InferenceResponse:
         if self._at == len(self._seen):
