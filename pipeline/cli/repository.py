@@ -306,6 +306,7 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
         options.strict_readiness,
         options.exit_on_error,
         server_name=options.id,
+        log_file=options.log_file,
         is_namespaced=options.model_namespacing,
         max_instances=options.max_instances,
         backend_directory=options.backend_directory,
@@ -313,7 +314,7 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
     closed = tuple(key for key, is_open in ports.items() if not is_open)
     verbose = options.log_verbose
     kinds = LogSwitches(options.log_info, options.log_warning, options.log_error, verbose)
-    return RepositorySettings(control, server, options.log_file, verbose, kinds, closed)
+    return RepositorySettings(control, server, verbose, kinds, closed)
 
 
 def _doors(options: argparse.Namespace) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
         max_instances: limit for one model.
         backend_directory: folder of Python-based backends: BACKEND/model.py.
         server_name: in the server's metadata; clients may look for Triton's.
+        log_file: where the log goes; "": to stdout.
     """
 
     repositories: tuple[Path, ...]
@@ -70,6 +71,7 @@ class ControlSettings(msgspec.Struct, frozen=True):
     exits: bool = True
     cards: tuple[int, ...] = ()
     server_name: str = "triton"
+    log_file: str = ""
     is_namespaced: bool = False
     max_instances: int = MAX_INSTANCES
     backend_directory: Path = BACKENDS
@@ -152,6 +154,7 @@ class ModelControl:
         self._polling: asyncio.Task[None] | None = None
         self._is_started = False
         self.server_name: str = settings.server_name
+        self.log_file: str = settings.log_file
         self.is_explicit: bool = settings.mode == "explicit"
         self.is_strict: bool = settings.is_strict
         self.is_live: bool = True

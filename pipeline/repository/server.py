@@ -59,7 +59,6 @@ class RepositorySettings(msgspec.Struct, frozen=True):
     Args:
         control: which models there are.
         server: keys of config.yml.
-        log_file: where the log goes; "": to stdout.
         verbose: above 0 the log has what is only of use to find faults.
         kinds: of records that are written, at first.
         closed: keys of ports that are not listened on.
@@ -67,7 +66,6 @@ class RepositorySettings(msgspec.Struct, frozen=True):
 
     control: ControlSettings
     server: Mapping[str, Any]
-    log_file: str = ""
     verbose: int = 0
     kinds: LogSwitches = LogSwitches()
     closed: tuple[Literal["rpc_port", "http_port"], ...] = ()
@@ -80,8 +78,8 @@ def serve(settings: RepositorySettings) -> None:
         ConfigError: a setting has no meaning, or a repository is not a folder.
         InitError: a port is taken or a model cannot be loaded; nothing is left running.
     """
-    if settings.log_file:
-        _log_to(settings.log_file)
+    if settings.control.log_file:
+        _log_to(settings.control.log_file)
     ensure_stdio()
     tune_malloc()
     switch_logs(settings.kinds)

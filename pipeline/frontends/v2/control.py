@@ -47,6 +47,9 @@ class RepositoryControl(Protocol):
     server_name: str
     """Name of the server in its metadata."""
 
+    log_file: str
+    """The file of the log; "" without one."""
+
     is_explicit: bool
     """Whether callers may load and unload."""
 

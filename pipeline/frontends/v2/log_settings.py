@@ -20,10 +20,14 @@ _MOST = 2**31 - 1
 class LogSettings:
     """The settings of one server; the levels apply to all logs of its process.
 
-    The format is read-only: our lines have one form. So is the file, which is not configured here.
+    The format has no effect: our lines have one form.
+
+    Args:
+        file: of the log; "": none. It is read-only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: str) -> None:
+        self._file = file
         self._format = _FORMATS[0]
 
     def shown(self) -> dict[str, bool | int | str]:
@@ -31,7 +35,7 @@ class LogSettings:
         now = log_switches()
         switches = {name: getattr(now, field) for name, field in _SWITCHES.items()}
         settings = {_VERBOSE: now.verbose, _FORMAT: self._format}
-        return {_FILE: "", **switches, **settings}
+        return {_FILE: self._file, **switches, **settings}
 
     def change(self, values: Mapping[str, Any]) -> None:
         """Change settings; None leaves a setting unchanged, and unknown ones are ignored.

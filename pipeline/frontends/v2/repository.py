@@ -72,7 +72,7 @@ class ModelRepository:
         self._control = control
         self.views: ModelViews = ModelViews(registry, control)
         self.regions: SharedRegions = regions or SharedRegions()
-        self.log_settings: LogSettings = LogSettings()
+        self.log_settings: LogSettings = LogSettings("" if control is None else control.log_file)
         self._traces = traces or RequestTraces()
         self._has_statistics = has_statistics
         self.inference: Inference = Inference(

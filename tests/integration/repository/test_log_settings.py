@@ -105,6 +105,12 @@ def test_the_next_server_starts_with_its_configuration(tmp_path):
         assert http(server, "PUT", "/v2/logging")[0] == 405
 
 
+def test_the_file_of_the_log_is_reported(tmp_path):
+    with serving(tmp_path, log_file="/logs/server") as server:
+        reported = {**AT_FIRST, "log_file": "/logs/server"}
+        assert http(server, "GET", "/v2/logging")[2] == reported
+
+
 LOGS = """
 import triton_python_backend_utils as pb
 
