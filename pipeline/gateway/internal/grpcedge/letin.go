@@ -23,7 +23,9 @@ func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamS
 	if !s.isHere(stream.Context(), info.FullMethod) {
 		return status.Error(codes.Unimplemented, textNoMethod)
 	}
-	granted := &grantedStream{ServerStream: stream, ctx: s.traced(stream.Context())}
+	ctx, cancel := endingEarly(s.traced(stream.Context()))
+	defer cancel()
+	granted := &grantedStream{ServerStream: stream, ctx: ctx}
 	if s.config.Gate != nil {
 		grant, refused := s.config.Gate.Let(granted.ctx, s.askedOf(granted.ctx, info.FullMethod))
 		if refused != nil {
@@ -34,6 +36,17 @@ func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamS
 		granted.grant, granted.ctx = grant, s.withCaller(granted.ctx, grant.Caller.Name)
 	}
 	return next(service, granted)
+}
+
+// endingEarly returns a context that ends just before the caller's deadline. At the deadline gRPC resets
+// the stream. A caller that receives the reset before its own timer fires reports a removed stream, and
+// perhaps a cancellation.
+func endingEarly(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, hasOne := ctx.Deadline()
+	if !hasOne {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, deadline.Add(-min(mostEarly, time.Until(deadline)/20)))
 }
 
 // traced returns a context whose metadata say to which trace the call belongs.

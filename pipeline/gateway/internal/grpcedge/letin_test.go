@@ -1,6 +1,7 @@
 package grpcedge
 
 import (
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"io"
@@ -8,9 +9,11 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"pipeline/gateway/internal/access"
 	"pipeline/gateway/internal/reserved"
@@ -101,4 +104,25 @@ func TestAPublicPortKnowsNoMethodForAdmins(t *testing.T) {
 	b := start(t, greeting(), func(config *Config, _ *fixed) { config.Side = access.PublicSide })
 	(<-b.call(t.Context(), ask, "hello")).wants(t, codes.Unimplemented, textNoMethod)
 	(<-b.call(t.Context(), "/grpc.health.v1.Health/Check", "")).wants(t, codes.OK, "")
+}
+
+func TestACallEndsBeforeGRPCResetsIt(t *testing.T) {
+	for given, most := range map[time.Duration]time.Duration{time.Hour: mostEarly, 100 * time.Millisecond: 5 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(t.Context(), given)
+		defer cancel()
+		ending, cancel := endingEarly(ctx)
+		defer cancel()
+		deadline, _ := ctx.Deadline()
+		end, _ := ending.Deadline()
+		if early := deadline.Sub(end); early <= 0 || early > most {
+			t.Errorf("%v before a deadline in %v", early, given)
+		}
+	}
+	if ending, cancel := endingEarly(t.Context()); ending != t.Context() {
+		cancel()
+		t.Error("a call without a deadline has one")
+	}
+	if err := contextStatus(context.DeadlineExceeded); status.Convert(err).Message() != textLate {
+		t.Error(err)
+	}
 }

@@ -110,7 +110,7 @@ func (s *Server) remoteFailure(stream grpc.ServerStream, err error) error {
 	case errors.As(err, &said):
 		return s.failure(stream, err)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return status.FromContextError(err).Err()
+		return contextStatus(err)
 	}
 	return err // it is a status already
 }

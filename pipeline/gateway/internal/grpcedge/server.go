@@ -29,9 +29,10 @@ const (
 	streamsAtOnce = 512              // of a connection; callers wait for one to end
 	pingAfter     = 30 * time.Second // of silence
 	pingFor       = 10 * time.Second
-	ioBytes       = 16 << 10 // of each connection's buffers
-	windowBytes   = 1 << 20  // of messages on their way, of a call and of a connection
-	streamWorkers = 64       // goroutines that are kept, whose stacks have grown; more come and go
+	ioBytes       = 16 << 10              // of each connection's buffers
+	windowBytes   = 1 << 20               // of messages on their way, of a call and of a connection
+	mostEarly     = 10 * time.Millisecond // before a caller's deadline
+	streamWorkers = 64                    // goroutines that are kept, whose stacks have grown; more come and go
 )
 
 // Upstreams says who can be asked.

@@ -23,7 +23,8 @@ const (
 	textNobody   = "no backend can be reached"
 	textNothing  = "the call has no message"
 	textStopped  = "the server has stopped"
-	mostText     = 2000 // bytes: callers take 8 KiB of headers in all
+	textLate     = "Deadline Exceeded" // as gRPC's libraries in C and Python
+	mostText     = 2000                // bytes: callers take 8 KiB of headers in all
 )
 
 // endOf returns the status of a call that a server has ended, and sends what goes with it.
@@ -69,9 +70,17 @@ func (s *Server) failure(stream grpc.ServerStream, err error) error {
 	case errors.Is(err, link.ErrTooLarge):
 		return s.tooLarge("Received", s.config.MaxMessageBytes+1)
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return status.FromContextError(err).Err()
+		return contextStatus(err)
 	}
 	return status.Error(codes.Internal, short(err.Error()))
+}
+
+// contextStatus returns the status of a call whose caller has left, or whose time is over.
+func contextStatus(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return status.Error(codes.DeadlineExceeded, textLate)
+	}
+	return status.FromContextError(err).Err()
 }
 
 func closed(stream grpc.ServerStream, text string) error {
