@@ -312,9 +312,8 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
         backend_directory=options.backend_directory,
     )
     closed = tuple(key for key, is_open in ports.items() if not is_open)
-    verbose = options.log_verbose
-    kinds = LogSwitches(options.log_info, options.log_warning, options.log_error, verbose)
-    return RepositorySettings(control, server, verbose, kinds, closed)
+    kinds = options.log_info, options.log_warning, options.log_error, options.log_verbose
+    return RepositorySettings(control, server, options.log_verbose, LogSwitches(*kinds), closed)
 
 
 def _doors(options: argparse.Namespace) -> dict[str, Any]:
