@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
@@ -78,6 +78,17 @@ _REFUSED = {
 }
 """Flags whose users count on what is not here, and why."""
 
+_DEPRECATED = {
+    "strict-model-config": "disable-auto-complete-config",
+    "response-cache-byte-size": "cache-config=local,size=<bytes>",
+    "trace-file": "trace-config triton,file=<filepath>",
+    "trace-level": "trace-config level=<OFF|TIMESTAMPS|TENSORS>",
+    "trace-rate": "trace-config rate=<rate value>",
+    "trace-count": "trace-config count=<count value>",
+    "trace-log-frequency": "trace-config triton,log-frequency=<log frequency value>",
+}
+"""Flags that Triton warns of, and what replaces them."""
+
 
 def repository(arguments: Sequence[str]) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code: 0; 1: it could not start."""
@@ -90,6 +101,7 @@ def repository(arguments: Sequence[str]) -> int:
     if others:
         sys.stderr.write(f"{parser.prog}: unknown: {' '.join(others)}; --help shows all flags\n")
         return _FAILED
+    sys.stderr.writelines(f"{line}\n" for line in _warnings(options, set(map(_name, arguments))))
     try:
         serve(settings_of(options))
     except PortInUseError as error:
@@ -99,6 +111,19 @@ def repository(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return _FAILED
     return 0
+
+
+def _warnings(options: argparse.Namespace, given: set[str]) -> Iterator[str]:
+    """Yield what Triton says of the deprecated flags among those given."""
+    for name, successor in _DEPRECATED.items():
+        if name in given:
+            yield f"Warning: '--{name}' has been deprecated! Please use '--{successor}' instead."
+    overridden = options.disable_auto_complete_config and not options.strict_model_config
+    if overridden and "strict-model-config" in given:
+        yield (
+            "Warning: Overriding deprecated '--strict-model-config' from False to True in favor "
+            "of '--disable-auto-complete-config'!"
+        )
 
 
 def _collision(options: argparse.Namespace, error: PortInUseError) -> str:

@@ -355,6 +355,7 @@ class _RequestCollector(TraceCollector):
             parts=traced.parts,
             tensors=[],
         )
+        self._has_backend = traced.parts is None or any(traced.parts)  # ensembles have none
         self._keep("TENSOR_QUEUE_INPUT", traced.inputs)
 
     def attach(self, request: RequestState) -> None:
@@ -384,7 +385,8 @@ class _RequestCollector(TraceCollector):
     def answered(self, answer: Any, at_ns: int = 0) -> None:
         """Record an answer, or a part of one, at a time or now."""
         self.stamp(("INFER_RESPONSE_COMPLETE", at_ns or _clock_ns()))
-        if isinstance(answer, ChannelData) and type(answer.payload) is dict:
+        is_dict = isinstance(answer, ChannelData) and type(answer.payload) is dict
+        if self._has_backend and is_dict:
             self._keep("TENSOR_BACKEND_OUTPUT", answer.payload)
 
     def ended(self, answer: Any) -> None:

@@ -32,6 +32,7 @@ def test_the_defaults_are_tritons(settings_of):
     assert settings.server["dag"]["prometheus_port"] == 8002
     assert settings.server["stop_grace_period"] == 30_000
     control = settings.control
+    assert control.log_file == ""
     assert control.repositories == (Path("/r"),)
     assert (control.mode, control.models, control.poll_s) == ("none", (), 15)
     assert control.completes
@@ -78,12 +79,14 @@ def test_flags_with_and_without_an_equals_sign(settings_of):
         "--strict-model-config=true",
         "--allow-http=false",
         "--allow-metrics=no",
+        "--log-file=/logs/server",
         "--grpc-header-forward-pattern=x-.*",
     )
     control = settings.control
     assert control.repositories == (Path("/r"), Path("/more"))
     assert (control.mode, control.models) == ("explicit", ("a", "b"))
     assert (control.completes, control.is_strict, control.exits) == (False, False, False)
+    assert control.log_file == "/logs/server"
     assert settings.closed == ("http_port",)
     assert settings.server["dag"] == {"forward_headers": "(?:x-.*)"}
 
@@ -188,6 +191,20 @@ def test_a_part_of_v2_is_restricted_once(settings_of, capsys, flag, kind, groups
     flags = [f"--{flag}={group}" for group in groups]
     assert module.repository(["--model-repository=/r", *flags]) == 1
     assert f"restricted {kind} {text} config groups" in capsys.readouterr().err
+
+
+def test_deprecated_flags_get_tritons_warnings(settings_of, capsys):
+    settings_of("--disable-auto-complete-config")
+    assert capsys.readouterr().err == ""
+    settings_of("--strict-model-config=false", "--disable-auto-complete-config", "--trace-rate=5")
+    assert capsys.readouterr().err.splitlines() == [
+        "Warning: '--strict-model-config' has been deprecated! Please use "
+        "'--disable-auto-complete-config' instead.",
+        "Warning: '--trace-rate' has been deprecated! Please use "
+        "'--trace-config rate=<rate value>' instead.",
+        "Warning: Overriding deprecated '--strict-model-config' from False to True in favor of "
+        "'--disable-auto-complete-config'!",
+    ]
 
 
 def test_a_server_that_cannot_start_prints_the_reason(monkeypatch, capsys):
