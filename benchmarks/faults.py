@@ -170,10 +170,15 @@ def _one(service: Service, title: str) -> int:
 
 
 def _limit(service: Service) -> None:
-    """Let the workers map no more memory than they have."""
+    """Let the workers map no more memory than they have, and send requests that need more."""
     for pid in members(service.pid, _WORKER):
         subprocess.run(["prlimit", f"--pid={pid}", f"--as={1 << 20}"], check=True)
-    time.sleep(5)
+    connection = http.client.HTTPConnection("127.0.0.1", service.http_port, timeout=_PATIENCE_S)
+    with contextlib.closing(connection):
+        endings = [ask(connection, 1, 50 * max(_SIZES)) for _ in range(5)]
+    if any(ending != "failed" for ending, _ in endings):
+        raise NotMeasuredError(f"the workers have memory: {endings}")
+    time.sleep(4)
 
 
 def _half_open(service: Service) -> None:
