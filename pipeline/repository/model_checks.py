@@ -31,7 +31,7 @@ from pipeline.proto.inference_v2_pb2 import (
 from pipeline.repository.ensemble_checks import check_ensemble
 from pipeline.repository.model_config import is_nested_deeper
 from pipeline.repository.model_defaults import ENSEMBLE
-from pipeline.repository.op_settings import instances_of
+from pipeline.repository.op_settings import instances_of, sequence_controls
 
 _ANY = -1
 _OWN_PLATFORMS = {  # of a backend that has one
@@ -46,7 +46,7 @@ _IMAGES = (ModelInput.FORMAT_NHWC, ModelInput.FORMAT_NCHW)
 def check(config: ModelConfig, cards: Collection[int] = (), with_tensors: bool = True) -> None:
     """Look at everything in a configuration whose defaults are filled in.
 
-    Controls and states of sequences are looked at by the Op that has them.
+    The Op that has states of sequences looks at them.
 
     Args:
         cards: numbers of the machine's.
@@ -142,6 +142,7 @@ def _check_sequence_batching(config: ModelConfig) -> None:
         raise ConfigError(
             f"sequence batching minimum slot utilization must be in range (0.0, 1.0] for {name}"
         )
+    sequence_controls(config)
 
 
 # Instances ----------------------------------------------------------------------------------

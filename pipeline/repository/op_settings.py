@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import msgspec
 from google.protobuf.json_format import MessageToDict
 
+from pipeline.config.sequences import Control, ControlConfig, controls_of
 from pipeline.proto.inference_v2_pb2 import (
     ModelConfig,
     ModelDynamicBatching,
@@ -167,6 +169,16 @@ def _sequences(config: ModelConfig, batching: ModelSequenceBatching) -> dict[str
             "max_queue_delay_ms": -(-direct.max_queue_delay_microseconds // _US_IN_MS),
         }
     return {"sequence": sequence}
+
+
+def sequence_controls(config: ModelConfig) -> tuple[Control, ...]:
+    """Return the inputs with sequence controls. Raises ConfigError."""
+    if not config.HasField("sequence_batching"):
+        return ()
+    controls = _sequences(config, config.sequence_batching)["sequence"]["controls"]
+    return controls_of(
+        config.name, [msgspec.convert(control, ControlConfig) for control in controls]
+    )
 
 
 def _state(settings: dict[str, Any], max_batch_size: int) -> dict[str, Any]:

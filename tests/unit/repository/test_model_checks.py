@@ -75,6 +75,10 @@ WRONG = {
     PYTHON + "sequence_batching { oldest { preferred_batch_size: 5 } }": (
         "sequence batching preferred batch size must be <= max batch size for m"
     ),
+    PYTHON + 'sequence_batching { control_input { name: "READY" control { kind: 1 } } }': (
+        "sequence batching must specify either 'int32_false_true', 'fp32_false_true' or "
+        "'bool_false_true' for CONTROL_SEQUENCE_READY for m"
+    ),
     PYTHON + "sequence_batching { direct { minimum_slot_utilization: 1.5 } }": (
         "sequence batching minimum slot utilization must be in range (0.0, 1.0] for m"
     ),

@@ -10,9 +10,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from pipeline.config.sequences import Control, ControlConfig, controls_of
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.errors import ConfigError, InitError
 from pipeline.op import ResponseOp
@@ -24,7 +21,13 @@ from pipeline.repository.backends.python.loading import MODEL_CLASS
 from pipeline.repository.backends.python.model_op import ModelSpec, model_op
 from pipeline.repository.backends.ragged import ragged_inputs, reshaping_of
 from pipeline.repository.model_config import parse_json
-from pipeline.repository.op_settings import cards_of, instance_names, instances_of, op_settings
+from pipeline.repository.op_settings import (
+    cards_of,
+    instance_names,
+    instances_of,
+    op_settings,
+    sequence_controls,
+)
 
 _HOOK = "auto_complete_config"
 _LIMIT_S = 60.0
@@ -143,7 +146,7 @@ class PythonBackend(Backend):
             tuple(output.name for output in config.output),
             "GPU" if cards else "CPU",
             tuple(cards),
-            _controls(config),
+            sequence_controls(config),
             tuple(sorted(ragged_inputs(config))),
             reshaping_of(config),
             config.max_batch_size == 0,
@@ -179,16 +182,6 @@ def _workers(config: ModelConfig) -> str:
             f"one instance, not {instances_of(config)}"
         )
     return kind
-
-
-def _controls(config: ModelConfig) -> tuple[Control, ...]:
-    """Return the inputs with sequence controls. Raises ConfigError."""
-    if not config.HasField("sequence_batching"):
-        return ()
-    controls = op_settings(config)["sequence"]["controls"]
-    return controls_of(
-        config.name, [msgspec.convert(control, ControlConfig) for control in controls]
-    )
 
 
 _PARSING = threading.Lock()  # CPython 3.11 has one depth counter for all parsers
