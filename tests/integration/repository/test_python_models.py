@@ -692,7 +692,7 @@ def test_a_backend_outside_of_the_backend_directory_is_not_run(tmp_path, name):
     assert "unable to find backend library" in text
 
 
-SUMS = """
+SUMS_IN_PARTS = """
 import numpy as np
 import triton_python_backend_utils as pb
 
@@ -718,7 +718,10 @@ def test_a_decoupled_model_may_have_sequences(strategy, tmp_path):
     idle = "max_sequence_idle_microseconds: 60000000"
     sequences = f"sequence_batching {{ {strategy} {{ }} {idle} }}"
     add_python(
-        tmp_path, "sums", SUMS, f"model_transaction_policy {{ decoupled: true }} {sequences}"
+        tmp_path,
+        "sums",
+        SUMS_IN_PARTS,
+        f"model_transaction_policy {{ decoupled: true }} {sequences}",
     )
     with serving(tmp_path, mode="none") as server:
         for value, sums in ((1, (1, 1)), (2, (3, 3)), (5, (8, 8))):
