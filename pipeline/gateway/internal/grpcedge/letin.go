@@ -25,7 +25,7 @@ func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamS
 	}
 	ctx, cancel := endingEarly(s.traced(stream.Context()))
 	defer cancel()
-	granted := &grantedStream{ServerStream: stream, ctx: ctx}
+	granted := &grantedStream{ServerStream: stream, ctx: ctx, turn: turnOf(ctx, info.FullMethod)}
 	if s.config.Gate != nil {
 		grant, refused := s.config.Gate.Let(granted.ctx, s.askedOf(granted.ctx, info.FullMethod))
 		if refused != nil {
@@ -87,8 +87,10 @@ func (s *Server) askedOf(ctx context.Context, method string) *access.Asked {
 	asked := &access.Asked{Role: access.OfMethod(method), Action: method, Tokens: access.TokensOf(told.Get)}
 	if from, ok := peer.FromContext(ctx); ok {
 		_, asked.Address = s.config.Trust.Origin(from.Addr.String(), told.Get(forwardedKey))
-		if secured, ok := from.AuthInfo.(credentials.TLSInfo); ok {
-			asked.Certificates = secured.State.PeerCertificates
+		if conn, ok := from.AuthInfo.(connInfo); ok {
+			if secured, ok := conn.AuthInfo.(credentials.TLSInfo); ok {
+				asked.Certificates = secured.State.PeerCertificates
+			}
 		}
 	}
 	return asked
@@ -112,6 +114,7 @@ type grantedStream struct {
 	grpc.ServerStream
 	ctx   context.Context
 	grant *access.Grant
+	turn  turn
 	owed  time.Duration // to wait before more is sent
 	sent  int64
 }
@@ -132,7 +135,12 @@ func (s *grantedStream) RecvMsg(message any) error {
 	if err := s.ServerStream.RecvMsg(message); err != nil {
 		return err
 	}
-	if got, isOurs := message.(*asked); isOurs {
+	got, isOurs := message.(*asked)
+	if !isOurs {
+		s.turn.pass()
+	} else if err := s.turn.wait(s.ctx, got.data()); err != nil {
+		return err
+	} else {
 		if wait := s.grant.Received(len(got.data())); wait > 0 {
 			clock.Sleep(s.ctx, wait)
 		}
