@@ -157,7 +157,10 @@ EXAMPLES = {
 }
 """The example models that Triton's image copies into a suite's folder `models`."""
 
-TEST_MODELS = {"L0_grpc_state_cleanup": "repeat_int32"}
+TEST_MODELS = {
+    "L0_decoupled": "repeat_int32 square_int32",
+    "L0_grpc_state_cleanup": "repeat_int32",
+}
 """The models of src/test/models that Triton's image copies into a suite's folder `models`."""
 
 LIBRARIES = (
@@ -218,8 +221,9 @@ MODEL_EDITS = (
     (r"assertFalse\(output\.is_cpu\(\)\)", "assertTrue(output.is_cpu())"),
     (r'bls_libtorch\("libtorch_cpu", "GPU"\)', 'bls_libtorch("libtorch_cpu", "CPU")'),
     ("OUTPUT__", "OUTPUT"),
+    ("KIND_GPU", "KIND_CPU"),
 )
-"""Edits of Python models, which keep their tensors in host memory."""
+"""Edits of Python models and their configurations, which keep their tensors in host memory."""
 
 _TORCH = "libtorch_float32_float32_float32"
 WITHOUT_LIBTORCH = (
@@ -231,8 +235,13 @@ WITHOUT_LIBTORCH = (
     ),
     ("KIND_GPU", "KIND_CPU"),
 )
+WITHOUT_STUB_OR_CARD = (
+    (r"for SIGNAL in 11 9", "for SIGNAL in"),  # kills Triton's stub
+    (r"POOL_SIZE_MB in 64 256 ", "POOL_SIZE_MB in 256 "),  # of the card's memory
+)
 PYTHON_EXCLUDED = {
     r"test_invalid_character_model_names": "a model may have any name that a folder may have",
+    r"bls_ignore_cancel": "a call that its model cancels ends at once",
     r"RestartTest": "reads the free memory of the shared-memory region of Triton's stub",
     r"PythonBasedBackendsTest": "needs PyTorch's backend",
 }
@@ -259,6 +268,19 @@ CLIENT_IN_CPP = (
     r"\s*(if \[.*\n(?!\s*fi\n)(.*\n)*?\s*fi\n\s*)+"
 )
 """A run of a client in C++, and what its end and its log have to be."""
+
+DECOUPLED = r"""
+for model in models/*; do mkdir -p $model/1; done
+cp -r models python_models
+git clone python_backend
+for name in repeat square; do
+    source=python_backend/examples/decoupled/$name model=python_models/${name}_int32
+    cp ${source}_model.py $model/1/model.py
+    cp ${source}_config.pbtxt $model/config.pbtxt
+done
+rm -f *.log
+"""
+"""Models that the image has in the suite's folder."""
 
 METRICS_OF_MACHINE = r"### CPU / RAM metrics tests(.*\n)*?(?=### Metric Config CLI)"
 REPEAT = r"""mkdir -p $MODELSDIR/repeat_int32/1
@@ -298,8 +320,9 @@ SUITES = [
         Suite(
             f"L0_backend_python/{name}",
             PYTHON,
-            (*WITHOUT_LIBTORCH, (r"for SIGNAL in 11 9", "for SIGNAL in")),  # kills Triton's stub
+            (*WITHOUT_LIBTORCH, *WITHOUT_STUB_OR_CARD),
             PYTHON_EXCLUDED,
+            limit_s=1800.0,
             programs=r"^examples/.*client\.py" if name == "examples" else "",
         )
         for name in PYTHON_PARTS.split()
@@ -319,7 +342,12 @@ SUITES = [
         edits=((r"TRACE_SUMMARY=", r"TRACE_SUMMARY='python3 ../common/trace_summary.py' #"),),
     ),
     Suite("L0_data_compression", edits=WITHOUT_DATA_COMPRESSOR),
-    Suite("L0_decoupled"),
+    Suite(
+        "L0_decoupled",
+        edits=((r"\nrm -f \*\.log\n", DECOUPLED), ("PUT__", "PUT")),
+        limit_s=1800.0,
+        version=STAND_INS,
+    ),
     Suite("L0_dyna_sequence_batcher", ONNX),
     Suite(
         "L0_grpc",
@@ -369,7 +397,17 @@ SUITES = [
         {"BACKENDS": "onnx"},
         (("create_nop", TAKES_EMPTY),),
     ),
-    Suite("L0_input_validation"),
+    Suite(
+        "L0_input_validation",
+        edits=(
+            ('backend: "pytorch"', 'backend: "identity"'),
+            (r"cp -r \$DATADIR/qa_shapetensor.*\n", ""),
+        ),
+        excluded={
+            "test_wrong_input_shape_tensor_size": "needs TensorRT",
+            "test_input_string_shape": "of two wrong inputs, Triton reports the other one",
+        },
+    ),
     Suite("L0_io"),
     Suite(
         "L0_iterative_sequence",
@@ -449,12 +487,21 @@ SUITES = [
     Suite("L0_query", excluded={"": "backends in C++ ask for output buffers"}),
     Suite("L0_rate_limiter", edits=((r'echo "kind: KIND_GPU', 'echo "kind: KIND_CPU'),)),
     Suite("L0_repoagent_checksum", excluded={"": "repository agents are libraries in C++"}),
-    Suite("L0_request_cancellation"),
+    Suite(
+        "L0_request_cancellation",
+        excluded={
+            "before_finish|before_response_complete": "Triton's switch that delays answers",
+            "at_step_start": "reads Triton's log",
+        },
+    ),
     Suite(
         "L0_response_cache",
         edits=((r"\$UNIT_TEST >>", "true >>"), (r"LEAKCHECK=/usr/bin/valgrind", "exit $RET")),
     ),
-    Suite("L0_response_statistics"),
+    Suite(
+        "L0_response_statistics",
+        excluded={"": "times that a backend in C++ reports; Triton's Python backend reports none"},
+    ),
     Suite("L0_scalar_io"),
     Suite("L0_secure_grpc", edits=((CLIENT_IN_CPP, ""),)),
     Suite("L0_sequence_batcher", {**ONNX, "MODEL_TRIALS": "0 2"}, limit_s=3600.0),

@@ -104,7 +104,7 @@ def main() -> int:
                 load_fails(model, protocol, ports[protocol == "grpc"], more)
                 for model, protocol, more in cases
             )
-    print(f"perf_analyzer: {len(cases) - bad} of {len(cases)} ways are well")
+    print(f"perf_analyzer: {len(cases) - bad} of {len(cases)} modes pass")
     return 1 if bad else 0
 
 
