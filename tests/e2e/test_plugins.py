@@ -119,7 +119,7 @@ def test_without_the_package_the_names_are_unknown(serve):
     server = serve(op=OPS)
     status, _, stderr = server.outcome()
     assert status == 1
-    assert "expected onnx or paddle, found 'doubler' (str)" in stderr
+    assert "expected onnx or paddle or openvino, found 'doubler' (str)" in stderr
 
 
 def test_check_reports_an_invalid_option(installed, tmp_path):

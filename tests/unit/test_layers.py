@@ -114,7 +114,7 @@ AT_HOME: dict[str, set[str]] = {
     "paddle": {"predictors.paddle.predictor"},
     "ray": {"workers.ray.cluster", "cluster.ray_fleet"},
     "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
-    "marshal": {"workers.shm.pickling"},
+    "marshal": {"system.pickling"},
     "redis": {"caches.redis", "stores.redis"},
     "torch": set(),
 }
@@ -337,7 +337,7 @@ ENDS = {
 PICKLES = {
     "pickle": {"workers.shm.payload", "workers.shm.pickling"},
     "dill": {"workers.shm.pickling", "workers.zygote.spawn"},
-    "marshal": {"workers.shm.pickling"},
+    "marshal": {"system.pickling"},
 }
 
 

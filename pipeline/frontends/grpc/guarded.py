@@ -1,4 +1,4 @@
-"""GuardedServer: gRPC's server for grpcio 1.84 and later, whose port a peer cannot close.
+"""gRPC's server for grpcio 1.84 and later, whose port a peer cannot close.
 
 There, one loop takes all calls and decodes the path of a method that is not registered. A path
 that is not UTF-8 ends this loop, and with it the server. Here each method has a loop of its own,
@@ -28,7 +28,7 @@ def new_server(options: Sequence[tuple[str, int]]) -> grpc.aio.Server:
     """Return a server with gRPC's `options`, whose methods are added as registered ones also."""
     if version_of(grpc.__version__) < FIRST_GUARDED:
         return grpc.aio.server(options=options)
-    return cast(grpc.aio.Server, GuardedServer(options))  # its class is private in gRPC
+    return cast(grpc.aio.Server, _GuardedServer(options))  # its class is private in gRPC
 
 
 def version_of(version: str) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ def version_of(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
-class GuardedServer(_server.Server):
+class _GuardedServer(_server.Server):
     """A server of registered methods."""
 
     def __init__(self, options: Sequence[tuple[str, int]]) -> None:

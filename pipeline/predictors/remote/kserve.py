@@ -34,7 +34,7 @@ class UndescribedSignature(ModelSignature):
 
     def __init__(self, model: str, fetch_list: Sequence[str] | None) -> None:
         super().__init__(model, (), ())
-        self.fetch_names = tuple(fetch_list or ())
+        self.fetch_names: tuple[str, ...] = tuple(fetch_list or ())
 
     def fetch(self, names: Sequence[str] | None) -> Sequence[str]:
         """Return the names to fetch; all outputs if there are none."""

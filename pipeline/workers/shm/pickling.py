@@ -14,7 +14,6 @@ import enum
 import importlib
 import io
 import logging
-import marshal
 import operator
 import pickle
 import socket
@@ -28,6 +27,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import numpy as np
+
+from pipeline.system.pickling import reduced_code
 
 PROTOCOL = 5
 Order = Literal["C", "F"]
@@ -123,11 +124,6 @@ def dilled(value: Any) -> _Dilled:
     stream = io.BytesIO()
     Pickler(stream, PROTOCOL).dump(value)
     return _Dilled(stream.getvalue())
-
-
-def reduced_code(code: types.CodeType) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-    """Reduce a code object: dill's own form reads an attribute that Python 3.15 lacks."""
-    return marshal.loads, (marshal.dumps(code),)
 
 
 def _undilled(data: bytes) -> Any:

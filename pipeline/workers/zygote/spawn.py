@@ -22,9 +22,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from pipeline.errors import InitError
-from pipeline.system.annotations import make_annotations_picklable
 from pipeline.system.interpreter import Interpreter
-from pipeline.workers.shm.pickling import reduced_code
+from pipeline.system.pickling import make_annotations_picklable, reduced_code
 from pipeline.workers.zygote.main import EntryPoint, serve, signals_blocked
 
 _ROOT = str(Path(__file__).resolve().parents[3])

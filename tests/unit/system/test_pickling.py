@@ -8,7 +8,7 @@ import dill
 import msgspec
 import pytest
 
-from pipeline.system.annotations import make_annotations_picklable
+from pipeline.system.pickling import make_annotations_picklable
 
 METAS = [
     msgspec.Meta(),
