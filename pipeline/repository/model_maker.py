@@ -83,7 +83,10 @@ class GraphMaker:
         config = await backend.complete(source)
         check(config, self._cards)
         source = msgspec.structs.replace(source, config=config)
-        graph = backend.graph(source)
+        if backend.serves_graph:  # of an ensemble, which asks the loop's models
+            graph = backend.graph(source)
+        else:
+            graph = await asyncio.to_thread(backend.graph, source)
         settings = self._configured(backend, source, graph)
         key = source.key or source.name
         names: ModelNames = None, [key]

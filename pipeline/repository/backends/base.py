@@ -82,6 +82,8 @@ class Backend(Protocol):
     def graph(self, source: ModelSource) -> Graph:
         """Return the graph of a model with a complete configuration; nothing is loaded yet.
 
+        It may read files: the server calls it in a thread, unless the backend serves the graph.
+
         Raises:
             ConfigError: the configuration needs something that is not available.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -14,6 +15,7 @@ from doubles import http
 from repositories import SERVER, add_ensemble, add_identity, add_onnx, control, infer, serving
 
 from pipeline.errors import ConfigError, PortInUseError
+from pipeline.repository.backends.onnxruntime import ONNXRUNTIME
 from pipeline.repository.control import ControlSettings
 from pipeline.repository.server import RepositorySettings, new_service
 from pipeline.system.event_loop import LoopThread
@@ -195,6 +197,19 @@ def test_a_failed_model_is_known_but_not_available(edge, tmp_path, gateway_binar
         assert index[0]["state"] == "UNAVAILABLE"
         assert "nonsense" not in index[0]["reason"]
         assert "\n" not in index[0]["reason"]
+
+
+def test_a_models_file_is_not_read_on_the_loop(tmp_path, monkeypatch):
+    loops, graph = [], ONNXRUNTIME.graph
+    monkeypatch.setattr(
+        ONNXRUNTIME,
+        "graph",
+        lambda source: loops.append(asyncio._get_running_loop()) or graph(source),
+        raising=False,
+    )
+    add_onnx(tmp_path, "sums", ONNX)
+    with serving(tmp_path, models=("sums",)):
+        assert loops == [None]
 
 
 def test_classes_have_the_labels_of_the_model(tmp_path):
