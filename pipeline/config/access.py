@@ -167,12 +167,14 @@ def fault_of_access(
 ) -> str:
     """Return the fault of both sections, or "".
 
-    The last arguments: the gateway has all open ports; of both ports it has gRPC's alone.
+    The last arguments: the gateway has all open ports; it has the gRPC port only.
     """
     if bool(tls.certificate) != bool(tls.key):
         return "tls: certificate and key belong together: give both"
     if tls.client_ca and not tls.certificate:
         return "tls: client_ca needs a certificate and a key"
+    if tls.grpc_only and not tls.certificate:
+        return "tls.grpc_only: it needs a certificate and a key"
     if tls.grpc_only and not has_grpc_alone:
         return "tls.grpc_only: the gateway has to take gRPC, and the server HTTP: see edge"
     asked = [name for name, given in (("access", access), ("tls", tls)) if given != type(given)()]

@@ -54,6 +54,8 @@ def with_edge(config: ServiceConfig) -> ServiceConfig:
         if not check_link(binary := find_binary(), VERSION):
             raise InitError(f"{binary} cannot be run")
     except InitError as error:
+        if config.tls.grpc_only:
+            raise
         _LOGGER.info("edge: auto: the server takes gRPC itself: %s", error)
         settled = msgspec.structs.replace(config, edge="embedded")
         return settled

@@ -78,6 +78,11 @@ def test_faults_of_tls_of_grpc_alone(
     assert bool(text) == bool(fault)
 
 
+def test_tls_of_grpc_alone_needs_a_certificate() -> None:
+    fault = fault_of_access(AccessConfig(), TlsConfig(grpc_only=True), False, True)
+    assert fault == "tls.grpc_only: it needs a certificate and a key"
+
+
 def test_the_gateway_receives_all_settings_of_access() -> None:
     limits = CallerLimits(requests_per_s=2.5)
     access = AccessConfig(callers_file="f", limits=limits, audit_file="a", jwt=SIGNED)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.schema import load_config
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, InitError
 from pipeline.gateway.ingress import taken_by_gateway
 
 BOTH, HTTP, GRPC, NONE = ({"HTTP", "gRPC"}, {"HTTP"}, {"gRPC"}, set())
@@ -52,6 +52,13 @@ def test_the_older_key_remains_valid_with_edge():
     assert ports_of(**PORTS, edge="gateway", http_server="embedded") == GRPC
     assert ports_of(**PORTS, edge="embedded", http_server="gateway") == HTTP
     assert ports_of(**PORTS, edge="gateway", http_server="gateway") == BOTH
+
+
+def test_tls_of_grpc_alone_needs_the_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PIPELINE_GATEWAY_BINARY", str(tmp_path / "gateway"))
+    tls = {"certificate": "c", "key": "k", "grpc_only": True}
+    with pytest.raises(InitError, match="there is no gateway binary"):
+        ports_of(**PORTS, edge="auto", tls=tls)
 
 
 @pytest.mark.parametrize("key", ["edge", "http_server"])
