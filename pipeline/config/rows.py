@@ -115,8 +115,8 @@ def _masked(source: ConfigSource, value: object, path: KeyPath, secret: Set[str]
     return _PASSWORD.sub(MASK, value) if isinstance(value, str) else value
 
 
-_PASSWORD = re.compile(r"(?<=://)[^\s?#]*(?=@)")
-"""User and password in a URL; a password that is not escaped may contain a slash."""
+_PASSWORD = re.compile(r"(?<=://).*(?=@)", re.DOTALL)
+"""User and password in a URL; a password that is not escaped may contain any character."""
 
 _SECRET_KEYS = frozenset(("api_key", "password", "secret", "token"))
 """Secret keys of implementations whose Struct is not here."""

@@ -51,9 +51,10 @@ def open_store(url: str) -> InputStore:
 
     Raises ConfigError: there is none of that scheme; InitError: it cannot be made.
     """
-    try:  # the library's error would show a password with a slash in the place of the port
+    try:  # a password with a slash ends the host too early: it would be another one
         parts = urlsplit(url)
-        is_url = bool(parts.scheme) and (parts.port is None or parts.port >= 0)
+        _ = parts.port  # ValueError: not a number
+        is_url = bool(parts.scheme) and "@" not in parts.path + parts.query + parts.fragment
     except ValueError:
         is_url = False
     if not is_url:

@@ -15,7 +15,13 @@ from served import free_port, is_open
 
 from pipeline import Op, PipelineClient, PipelineServer, RequestOp, ResponseOp
 from pipeline.config import registry
-from pipeline.errors import ErrorCode, PipelineError, PredictorUnavailableError, TooLargeError
+from pipeline.errors import (
+    ConfigError,
+    ErrorCode,
+    PipelineError,
+    PredictorUnavailableError,
+    TooLargeError,
+)
 from pipeline.stores.base import open_store, stored
 
 ARRAY = np.arange(300_000, dtype=np.float32).reshape(3, -1)
@@ -137,6 +143,15 @@ def test_large_inputs_use_the_store_and_their_sender_removes_them(memory_url):
             (size,) = MemoryStore.puts
             assert size > ARRAY.nbytes
             assert MemoryStore.values == {}
+
+
+@pytest.mark.usefixtures("memory_url")
+@pytest.mark.parametrize(
+    "url", ["memory://:1/2@h", "memory://:1?2@h", "memory://:1#2@h", "memory://:p/x@h", "memory"]
+)
+def test_a_url_whose_password_needs_escapes_is_refused(url):
+    with pytest.raises(ConfigError, match="a password needs %-escapes"):
+        open_store(url)
 
 
 def test_a_caller_may_send_a_reference_itself(url):

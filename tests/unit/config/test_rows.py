@@ -66,11 +66,11 @@ def test_no_secret_is_shown():
     assert result["op.bow.unknown"].value == [1, {"password": "***"}]
 
 
-@pytest.mark.parametrize("password", ["p4ssword", "p4/ss@word"])
+@pytest.mark.parametrize("password", ["p4ssword", "p4/ss@word", "p4?s#s w@rd"])
 def test_a_password_in_a_url_is_not_shown(password):
     url = f"redis://user:{password}@host:6379/0"
     Path("config.yml").write_text(
-        f"rpc_port: 0\npayload_store: {url}\nop: {{bow: {{input_store: {{url: '{url}'}}}}}}\n"
+        f"rpc_port: 0\npayload_store: '{url}'\nop: {{bow: {{input_store: {{url: '{url}'}}}}}}\n"
     )
     found = rows()
     for key in ("payload_store", "op.bow.input_store.url"):
