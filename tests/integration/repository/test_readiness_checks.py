@@ -55,6 +55,7 @@ def test_a_model_has_the_readiness_that_it_reports(tmp_path, config):
         "awaits": CODE + AWAITS,
         "flagged": CODE + SAYS.format(f"return os.path.exists({str(flag)!r})"),
         "no": CODE + SAYS.format("return False"),
+        "exits": CODE + SAYS.format(f"return os.path.exists({str(flag)!r}) or exit()"),
         "raises": CODE + SAYS.format("raise ValueError"),
         "text": CODE + SAYS.format("return 'yes'"),
         "yes": CODE + SAYS.format("return True"),
@@ -69,6 +70,7 @@ def test_a_model_has_the_readiness_that_it_reports(tmp_path, config):
         assert not ready(server, "flagged")
         flag.touch()
         assert ready(server, "flagged")
+        assert ready(server, "exits")
         flag.unlink()
         assert not ready(server, "flagged")
 

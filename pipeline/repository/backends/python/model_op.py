@@ -108,6 +108,7 @@ class PythonModelOp(Op):
     pipeline_patience_s: float = 60.0  # Triton sets no time limit for `execute`
     own_loop: LoopThread | None = None
     sends_one: bool = True
+    has_failed_check: bool = False
 
     def __init__(self, spec: ModelSpec, load_class: LoadClass | None = None) -> None:
         super().__init__(spec.name, RequestOp())
@@ -149,9 +150,12 @@ class PythonModelOp(Op):
                 is_ready = self.loop.run(is_ready)
             if not isinstance(is_ready, bool):
                 raise TypeError("is_ready() must return a boolean value")
-        except Exception as error:  # users' code
-            _LOGGER.debug("Model '%s' is not ready: %s", self.instance, described(error))
+        except BaseException as error:  # users' code, which may call sys.exit
+            if not self.has_failed_check:
+                _LOGGER.warning("Model '%s' is not ready: %s", self.instance, described(error))
+            self.has_failed_check = True
             return False
+        self.has_failed_check = False
         return is_ready
 
     def pipeline_end(self) -> None:
@@ -412,7 +416,7 @@ class DecoupledModelOp(PythonModelOp):
     def _again(
         self, returned: Any, requests: Sequence[IncomingRequest]
     ) -> Sequence[IncomingRequest]:
-        """Return the requests that come again behind an `execute`, which has returned `found`."""
+        """Return the requests to run again after an `execute`, which has returned `returned`."""
         if returned is not None:
             text = (
                 f"Python model '{self.instance}' is using the decoupled mode and the execute "
