@@ -51,7 +51,7 @@ class PeerSink(SinkBase):
             handle = models.begin(call, feeds, self)
         except Exception as error:  # our own, or of a plug-in, on some data
             self.is_over = True
-            self._answered(ChannelData(0, error=_refused(call.model, error)), True)
+            self._answered(ChannelData(0, error=refused(call.model, error)), True)
         else:
             self.handle = None if self.is_over else handle
 
@@ -78,12 +78,15 @@ class PeerSink(SinkBase):
             handle.cancel()
 
 
-def _refused(model: str, error: Exception) -> PipelineError:
+def refused(model: str, error: Exception) -> PipelineError:
+    """Return the error of a call that could not begin, with Triton's text."""
     if not isinstance(error, PipelineError):
         _LOGGER.error("model '%s' could not be called", model, exc_info=error)
         error = UserCodeError(described(error))
-    error.args = (f"Model {model} - Error when running inference: {error}",)
-    return error
+    own = type(error).__new__(type(error))  # other requests may have the error, too
+    vars(own).update(vars(error))
+    own.args = (f"Model {model} - Error when running inference: {error}",)
+    return own
 
 
 def begin_check(work: Callable[[], None]) -> None:

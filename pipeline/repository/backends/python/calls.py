@@ -6,7 +6,9 @@ import asyncio
 import functools
 import itertools
 import json
+import math
 import queue
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -40,6 +42,7 @@ from pipeline.repository.backends.python.tensors import (
     sent,
 )
 from pipeline.tracing.context import call_trace
+from pipeline.workers.peer_calls import refused
 
 _CODES = {
     V2Status.NOT_FOUND: TritonError.NOT_FOUND,
@@ -114,7 +117,13 @@ class InferenceRequest:
         parameters: Mapping[str, Any] | str | None = None,
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
-            raise TypeError("inputs, requested_output_names and model_name are needed")
+            needed = {
+                "inputs": inputs,
+                "requested_output_names": requested_output_names,
+                "model_name": model_name,
+            }
+            missing = [name for name, given in needed.items() if given is None]
+            raise TypeError(f"InferenceRequest needs {', '.join(missing)}")
         for number in (model_version, flags, timeout):
             if not isinstance(number, int):
                 raise TypeError(f"expected a whole number, found {type(number).__name__}")
@@ -136,6 +145,7 @@ class InferenceRequest:
         self._flags = flags
         self._timeout = timeout
         self._said: Mapping[str, Any] = checked(parameters)
+        self._ends = math.inf
 
     def inputs(self) -> list[NamedTensor]:
         """Return the tensors."""
@@ -227,10 +237,9 @@ class InferenceRequest:
         try:
             check_parameters({"sequence_id": self._sequence})
         except V2Error as error:
-            raise InputError(
-                f"Model {self._name} - Error when running inference: {error}"
-            ) from None
+            raise refused(self._name, InputError(str(error))) from None
         limit_s = self._timeout / 1e6 if self._timeout else None
+        self._ends = time.monotonic() + (limit_s or math.inf)
         info = info_of(self._id, own_parameters, {}, self._outputs)
         call = PeerCall(self._name, self._version, info, limit_s, call_trace(), takes_parts)
         feeds = {tensor.name(): sent(tensor.as_numpy()) for tensor in self._inputs}
@@ -238,8 +247,8 @@ class InferenceRequest:
 
     def response(self, part: ModelPart) -> InferenceResponse:
         """Return an answer as the model's response."""
-        if self._timeout and isinstance(part.error, DeadlineError):
-            part.error.args = ("Request timeout expired",)
+        if isinstance(part.error, DeadlineError) and time.monotonic() >= self._ends:
+            return failed(DeadlineError("Request timeout expired"))
         if part.error is not None:
             return failed(part.error)
         answer = part.outputs or {}

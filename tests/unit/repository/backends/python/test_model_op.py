@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import msgspec
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from pipeline.config.schema import OpConfig
 from pipeline.config.sequences import Control, Kind
 from pipeline.data import RequestContext, SequenceStep
-from pipeline.engine.model_calls import error_in
+from pipeline.engine.model_calls import ModelPart, error_in
 from pipeline.errors import (
     ConflictError,
+    DeadlineError,
     ErrorCode,
     InitError,
     InputError,
@@ -22,9 +24,11 @@ from pipeline.errors import (
     OverloadedError,
     PayloadTypeError,
     PipelineError,
+    ProductError,
     UnspecifiedError,
     UserCodeError,
 )
+from pipeline.repository.backends.python.calls import InferenceRequest, ServerAccess
 from pipeline.repository.backends.python.model_op import (
     DecoupledModelOp,
     ModelSpec,
@@ -42,6 +46,13 @@ from pipeline.repository.backends.python.tensors import (
     triton_to_numpy_type,
 )
 from pipeline.repository.backends.ragged import Reshaping
+from pipeline.workers.peer_calls import refused
+
+
+class FakeCaller:
+    def begin(self, call, feeds, on_part):
+        return self
+
 
 HEAD = """
 import json
@@ -516,3 +527,25 @@ return [answer([1])]
 def test_errors_have_codes():
     assert OverloadedError("").code == ErrorCode.OVERLOADED
     assert issubclass(TritonModelException, Exception)
+
+
+@pytest.mark.parametrize(("timeout", "text"), [(1, "Request timeout expired"), (10**9, "an Op's")])
+def test_only_its_own_timeout_is_that_of_a_call(monkeypatch, timeout, text):
+    monkeypatch.setattr(ServerAccess, "caller", FakeCaller())
+    request = InferenceRequest(
+        inputs=[], requested_output_names=[], model_name="m", timeout=timeout
+    )
+    request.begin(False, print)
+    ends = request._ends
+    monkeypatch.setattr(time, "monotonic", lambda: ends if timeout == 1 else ends - 1)
+    error = DeadlineError("an Op's")  # of several requests
+    assert request.response(ModelPart(error=error)).error().message() == text
+    assert str(error) == "an Op's"
+
+
+def test_an_error_of_several_requests_stays_when_a_call_is_refused():
+    error = OverloadedError("full", retry_after_s=3)
+    own = refused("m", error)
+    assert str(own) == "Model m - Error when running inference: full"
+    assert (type(own), own.retry_after_s, str(error)) == (OverloadedError, 3, "full")
+    assert str(refused("m", ProductError(51, "no"))).endswith(": no")
