@@ -143,10 +143,9 @@ class ConvoyCollector:
     def _begin_all(self, requests: list[ConvoyRequest]) -> None:
         """Begin requests, together where they may; `requests` keeps the ones that are left."""
         successor = self._successor(requests[0].inputs) if requests else None
-        if successor is not None:
-            for request in requests:
-                self._alone(request, *successor)
-            return
+        while requests and successor is not None:
+            self._alone(requests[0], *successor)
+            del requests[0]
         while requests:
             count = self._count(requests)
             if count == 1:

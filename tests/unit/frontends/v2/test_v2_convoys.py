@@ -335,6 +335,23 @@ async def test_requests_of_a_reloaded_model_reach_its_successor():
 
 
 @virtual
+async def test_a_bug_at_the_successor_is_not_the_answer_of_requests_that_it_runs():
+    world, other = CollectorSetup(), Engine()
+
+    def begin(*arguments):
+        if other.begun:
+            raise TypeError("a bug")
+        return other.begin(*arguments)
+
+    first, second = world.add(1, 2)
+    world.successor = begin, routed
+    await asyncio.sleep(0)
+    assert str(answer_of(second)) == "TypeError: a bug"
+    other.begun[0].answer({"y": np.array([[10]])})
+    assert answer_of(first) == [[10]]
+
+
+@virtual
 async def test_an_answer_that_cannot_be_split_fails_each_member():
     world = CollectorSetup()
     requests = world.add(1, 2)
