@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -35,6 +35,8 @@ from pipeline.repository.versions import ModelVersions
 from pipeline.system.temp_dir import TempDir
 
 _LOGGER = logging.getLogger(__name__)
+
+Labels = Mapping[str, Sequence[bytes]]
 
 _ALL = "*"
 _NOTHING = Overrides()
@@ -147,7 +149,7 @@ class ModelControl:
         self._known: dict[str, PolledModel] = {}
         self._asked_for: set[str] = set()  # requested by name, not as a part of others
         self._changing: set[str] = set()
-        self._made_of: dict[str, list[tuple[str, ModelConfig]]] = {}
+        self._made_of: dict[str, list[tuple[str, ModelConfig, Labels]]] = {}
         self._changed = asyncio.Condition()
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._poller = ModelPoller(settings)
@@ -401,10 +403,10 @@ class ModelControl:
             if failures and is_ready:
                 self._versions.unload(model.key, str(failures[model.key]))
 
-    def _parts_of(self, model: PolledModel) -> list[tuple[str, ModelConfig]]:
-        """Return the models of an ensemble, with their current configurations."""
+    def _parts_of(self, model: PolledModel) -> list[tuple[str, ModelConfig, Labels]]:
+        """Return the models of an ensemble, with their current configurations and labels."""
         return [
-            (step, without_instances(state.served.model_config))
+            (step, without_instances(state.served.model_config), state.served.labels)
             for step in model.steps
             for state in self._versions.of(step).values()
             if state.served is not None and state.served.model_config is not None

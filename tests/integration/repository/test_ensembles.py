@@ -253,9 +253,12 @@ def test_an_ensemble_has_the_labels_of_the_models_that_make_its_outputs(models):
     add_chain(models, "outer", steps=[("e", {"x": "in"}, {"y": "out"})], ends=("in", "out"))
     x = {"name": "in", "datatype": "FP32", "shape": [1, 2], "data": [1, 3]}
     asked = {"inputs": [x], "outputs": [{"name": "out", "parameters": {"classification": 1}}]}
-    with serving(models, mode="none") as server:
-        _, _, answer = http(server, "POST", "/v2/models/outer/infer", asked)
-    assert answer["outputs"][0]["data"] == ["3.000000:1:dog"]
+    with serving(models, models=("outer",)) as server:
+        for label in ("dog", "hound"):
+            (models / "b" / "labels.txt").write_text(f"cat\n{label}\n")
+            assert control(server, "b", "load") == (200, None)
+            _, _, answer = http(server, "POST", "/v2/models/outer/infer", asked)
+            assert answer["outputs"][0]["data"] == [f"3.000000:1:{label}"]
 
 
 def test_large_data_passes_between_processes_without_a_copy_in_the_server(tmp_path, monkeypatch):
