@@ -198,7 +198,7 @@ class Replicas(Runtime):
         config = self._config
         rpc_port, http_port, dag = config.rpc_port, config.http_port, config.dag
         bound_elsewhere = self._exposure.ingress.takes
-        if "gRPC" not in bound_elsewhere:
+        if rpc_port is not None and "gRPC" not in bound_elsewhere:
             rpc_port = self._reserve(config.rpc_host, rpc_port, "rpc_port")
         if http_port is not None and "HTTP" not in bound_elsewhere:
             http_port = self._reserve(config.http_host, http_port, "http_port")

@@ -108,6 +108,18 @@ def inference_count(server, name):
     return answer["model_stats"][0]["inference_count"]
 
 
+def test_replicas_need_no_grpc(models, gateway_binary):
+    control = ControlSettings((models,), "explicit", ("same",))
+    keys = {**SERVER, **TWO, "http_server": "gateway"}
+    service = new_service(RepositorySettings(control, keys, closed=("rpc_port",)))
+    with contextlib.closing(LoopThread()) as thread:
+        service.fork()
+        try:
+            assert service.rpc_port is None
+        finally:
+            thread.run(service.stop())
+
+
 def test_statistics_sum_all_replicas(server):
     before = inference_count(server, "same")  # other tests may have asked it
     assert statuses(server, "same") == [200] * 4
