@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -93,7 +94,10 @@ _DEPRECATED = {
 def repository(arguments: Sequence[str]) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code: 0; 1: it could not start."""
     parser = repository_parser()
-    options, others = parser.parse_known_args(arguments)
+    try:
+        options, others = parser.parse_known_args(arguments)
+    except SystemExit as end:  # as Triton, which never exits with 2
+        return _FAILED if end.code else 0
     refused = [name for name in map(_name, others) if name in _REFUSED]
     if refused:
         sys.stderr.write(f"error: --{refused[0]}: {_REFUSED[refused[0]]}\n")
@@ -353,9 +357,9 @@ def _doors(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tls(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the TLS of gRPC. Raises ConfigError: its files are not named."""
+    """Return the TLS of gRPC. Raises ConfigError: its files are not named, or it cannot be."""
     is_mutual = options.grpc_use_ssl_mutual
-    if not (options.grpc_use_ssl or is_mutual):
+    if not (options.allow_grpc and (options.grpc_use_ssl or is_mutual)):
         return {}
     files = {"certificate": options.grpc_server_cert, "key": options.grpc_server_key}
     if is_mutual:
@@ -364,6 +368,12 @@ def _tls(options: argparse.Namespace) -> dict[str, Any]:
         root = " and --grpc-root-cert" if is_mutual else ""
         needed = f"--grpc-server-cert, --grpc-server-key{root}"
         raise ConfigError(f"--grpc-use-ssl: it needs {needed}")
+    has_http = options.allow_http and (options.replicas > 1 or options.edge == "gateway")
+    if has_http or options.edge == "embedded":
+        others = "--replicas, --edge=embedded or --edge=gateway"
+        raise ConfigError(
+            f"--grpc-use-ssl: the gateway must serve gRPC alone: start without {others}"
+        )
     return {**files, "grpc_only": True}
 
 
@@ -413,7 +423,7 @@ def cache_settings(values: Sequence[str], byte_size: int | None) -> dict[str, di
     """Return what `cache` of config.yml says; empty: answers are kept nowhere.
 
     Args:
-        given: each `--cache-config`, "local,size=1048576".
+        values: each `--cache-config`, "local,size=1048576".
         byte_size: `--response-cache-byte-size`, which Triton had before.
 
     Raises:
@@ -490,12 +500,13 @@ _LEVELS = {
     **dict.fromkeys(("true", "on", "min", "max", "timestamps"), "TIMESTAMPS"),
     "tensors": "TENSORS",
 }
-_OTEL = {
-    "url": "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+_BATCHES = {
     "bsp_max_queue_size": "OTEL_BSP_MAX_QUEUE_SIZE",
     "bsp_schedule_delay": "OTEL_BSP_SCHEDULE_DELAY",
     "bsp_max_export_batch_size": "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
 }
+_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+_PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
 _TRACES_FORM = "--trace-config option format is '<trace mode>,<setting>=<value>'"
 
 
@@ -616,15 +627,27 @@ def _otel(settings: Sequence[tuple[str, str]], rate: int) -> dict[str, str]:
     resources = [value for name, value in settings if name == "resource"]
     if resources:
         variables["OTEL_RESOURCE_ATTRIBUTES"] = ",".join(resources)
-    given = {name: value for name, value in settings if name in _OTEL}
-    for name, variable in _OTEL.items():
+    given = dict(settings)
+    for name, variable in _BATCHES.items():
         if name in given:
             where, text = f"--trace-config opentelemetry,{name}", given[name]
+            variables[variable] = text
         else:
-            where, text = variable, os.environ.get(variable, "0")
-        if name.startswith("bsp_") and not text.isdecimal():
+            where, text = variable, os.environ.get(variable) or "0"
+        if not (text.isascii() and text.isdecimal()):
             raise ConfigError(f'Bad option: "{where}".\nexpected a number, got {text!r}')
-    if "/v1/traces" in given.get("url", ""):  # gRPC, which is this server's default, has no paths
-        variables["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
-        given["url"] = given["url"] if "://" in given["url"] else f"http://{given['url']}"
-    return variables | {_OTEL[name]: value for name, value in given.items()}
+    return variables | (_otel_url(given["url"]) if "url" in given else {})
+
+
+def _otel_url(text: str) -> dict[str, str]:
+    """Return the variables of a collector; the path of traces means HTTP, as gRPC has no paths."""
+    url = text if "://" in text else f"http://{text}"
+    try:
+        has_path = "/v1/traces" in urlsplit(url).path
+    except ValueError as error:
+        where = "--trace-config opentelemetry,url"
+        raise ConfigError(f'Bad option: "{where}".\nexpected a URL, got {text!r}') from error
+    if not has_path:
+        return {_ENDPOINT: text}
+    protocol = {} if os.environ.get(_PROTOCOL) else {_PROTOCOL: "http/protobuf"}
+    return {_ENDPOINT: url, **protocol}

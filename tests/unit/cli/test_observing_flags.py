@@ -61,6 +61,10 @@ def test_sizes_of_opentelemetrys_batches_are_numbers(monkeypatch, setting):
     with pytest.raises(ConfigError, match=f'Bad option: "OTEL_{name.upper()}"'):
         traces_of([mode])
     traces_of([mode, f"opentelemetry,{name}=5"])
+    monkeypatch.setenv(f"OTEL_{name.upper()}", "")
+    traces_of([mode])
+    with pytest.raises(ConfigError, match="expected a number"):
+        traces_of([mode, f"opentelemetry,{name}=٣"])
 
 
 def test_traces_by_opentelemetry_are_settings_of_its_sdk():
@@ -98,3 +102,23 @@ def test_settings_of_traces_that_are_refused(text, told):
     with pytest.raises(ConfigError) as error:
         traces_of(["count=100", text])
     assert told in str(error.value)
+
+
+def test_the_environments_protocol_of_traces_stays(monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc")
+    environment = traces_of(
+        ["mode=opentelemetry", "opentelemetry,url=h:4317/v1/traces"]
+    ).environment
+    assert "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL" not in environment
+
+
+@pytest.mark.parametrize("url", ["http://h:4317", "h:4317", "http://h:4317?to=/v1/traces"])
+def test_a_url_without_the_path_of_traces_is_that_of_grpc(url):
+    environment = traces_of(["mode=opentelemetry", f"opentelemetry,url={url}"]).environment
+    assert "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL" not in environment
+    assert environment["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] == url
+
+
+def test_an_invalid_url_of_traces_is_refused():
+    with pytest.raises(ConfigError, match="--trace-config opentelemetry,url"):
+        traces_of(["mode=opentelemetry", "opentelemetry,url=http://[/v1/traces"])
