@@ -131,7 +131,7 @@ class ModelRepository:
         return self._control is None or self._control.is_live
 
     async def is_ready(self) -> bool:
-        """Return whether all replicas of the server accept requests."""
+        """Return whether all replicas accept requests, and this one's models pass their checks."""
         if self._control is not None and not self._control.is_ready:
             return False
         if self._control is not None and not self._registry.graphs():
@@ -145,7 +145,10 @@ class ModelRepository:
         return all(await asyncio.gather(*map(checks_pass, graphs)))
 
     async def is_model_ready(self, name: str, version: str = "") -> bool:
-        """Return whether all replicas accept requests for this model; False for an unknown one."""
+        """Return whether all replicas accept requests for this model, and it passes its own check.
+
+        The check is that of this replica. False for an unknown model.
+        """
         try:
             entry = self.views.entry(name, version)
         except V2Error:

@@ -403,6 +403,8 @@ def _large_fields(text: memoryview) -> dict[str, Any]:
             if not is_marked:
                 raise
             members = members_of(marked(whole), _REQUEST)
+        if len(members.get("id", b"")) > SHORT_BYTES:
+            raise TooLargeError(f"'id' of the request has more than {SHORT_BYTES} bytes")
         inputs = members.pop("inputs", None)
         fields = {name: _short(name, value_of(value)) for name, value in members.items()}
         if inputs is not None:

@@ -439,6 +439,7 @@ WRONG_REQUESTS = [
     (b"[]", "the request must be a JSON object, not a list"),
     (b"{}", "the request has no 'inputs'"),
     (b'{"inputs":{}}', "'inputs' of the request must be a list, not an object"),
+    (b'{"inputs":[],"id":"%b"}' % (b"7" * 65537), "'id' of the request has more than 65536 bytes"),
     (b'{"inputs":[],"id":5}', "'id' of the request must be a string, not 5"),
     (b'{"inputs":[],"parameters":{"binary_data_output":1}}', "must be true or false, not 1"),
     (b'{"inputs":[],"outputs":{}}', "'outputs' of the request must be a list"),
