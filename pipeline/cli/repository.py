@@ -92,12 +92,12 @@ _DEPRECATED = {
 
 
 def repository(arguments: Sequence[str]) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the exit code: 0; 1: it could not start."""
+    """Serve until SIGINT or SIGTERM. Returns the exit code: 0; 1: it could not start.
+
+    Raises SystemExit, as each command: 0 after --help; 2: a flag has an invalid value.
+    """
     parser = repository_parser()
-    try:
-        options, others = parser.parse_known_args(arguments)
-    except SystemExit as end:  # as Triton, which never exits with 2
-        return _FAILED if end.code else 0
+    options, others = parser.parse_known_args(arguments)
     refused = [name for name in map(_name, others) if name in _REFUSED]
     if refused:
         sys.stderr.write(f"error: --{refused[0]}: {_REFUSED[refused[0]]}\n")

@@ -83,7 +83,7 @@ def refused(model: str, error: Exception) -> PipelineError:
     if not isinstance(error, PipelineError):
         _LOGGER.error("model '%s' could not be called", model, exc_info=error)
         error = UserCodeError(described(error))
-    own = type(error).__new__(type(error))  # other requests may have the error, too
+    own = type(error).__new__(type(error))  # other requests may also have the error
     vars(own).update(vars(error))
     own.args = (f"Model {model} - Error when running inference: {error}",)
     return own
