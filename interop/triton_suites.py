@@ -283,8 +283,8 @@ rm -f *.log
 """Models that the image has in the suite's folder."""
 
 SUM_AND_DIFFERENCE = r"""
-  rm $MODELDIR/libtorch*/*/model.onnx
-  cp ../python_models/add_sub/model.py $MODELDIR/libtorch_nobatch_int32_int32_int32/1
+  rm -r $MODELDIR/libtorch*/[23] $MODELDIR/libtorch*/1/model.onnx
+  cp ../python_models/sub_add/model.py $MODELDIR/libtorch_nobatch_int32_int32_int32/1
   sed -i 's/^platform.*/backend: "python"/' $MODELDIR/libtorch*/config.pbtxt
 """
 """A model for any number of elements, in the place of libtorch's."""
