@@ -262,8 +262,7 @@ def check_steps(known: Known, model: PolledModel, ready: Callable[[str], Sequenc
         depends = f"ensemble '{model.name}' depends on '{name}'"
         if key not in known:
             raise ConfigError(
-                f"ensemble '{model.name}' contains models that are not available "
-                f"or ambiguous: {name}"
+                f"ensemble {model.name} contains models that are not available or ambiguous: {name}"
             )
         versions = ready(key)
         if not versions:

@@ -39,5 +39,5 @@ def test_a_sent_ensemble_cannot_refer_to_models_outside(tmp_path):
     with serving(repository) as server:
         status, text = control(server, "a", "load", config=json.dumps(config))
         assert status >= 400
-        assert "not available or ambiguous" in text
+        assert "ensemble a contains models that are not available or ambiguous: " in text
         assert control(server, "a", "load") == (200, None)
