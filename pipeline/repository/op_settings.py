@@ -50,8 +50,8 @@ def metrics_settings(config: ModelConfig) -> dict[str, Any]:
         if family == _FIRST_RESPONSES:
             settings["first_response_buckets_ms"] = sorted(control.histogram_options.buckets)
         else:
-            text = "Metric family '%s' in 'metric_identifier' is not a customizable metric"
-            _LOGGER.warning(text, family)
+            where = f"Metric family '{family}' in 'metric_identifier'"
+            _LOGGER.warning("%s is not a customizable metric in Triton core.", where)
     return settings
 
 

@@ -355,7 +355,6 @@ class _RequestCollector(TraceCollector):
             parts=traced.parts,
             tensors=[],
         )
-        self._has_backend = traced.parts is None or any(traced.parts)  # ensembles have none
         self._keep("TENSOR_QUEUE_INPUT", traced.inputs)
 
     def attach(self, request: RequestState) -> None:
@@ -385,8 +384,7 @@ class _RequestCollector(TraceCollector):
     def answered(self, answer: Any, at_ns: int = 0) -> None:
         """Record an answer, or a part of one, at a time or now."""
         self.stamp(("INFER_RESPONSE_COMPLETE", at_ns or _clock_ns()))
-        is_dict = isinstance(answer, ChannelData) and type(answer.payload) is dict
-        if self._has_backend and is_dict:
+        if isinstance(answer, ChannelData) and type(answer.payload) is dict:
             self._keep("TENSOR_BACKEND_OUTPUT", answer.payload)
 
     def ended(self, answer: Any) -> None:
