@@ -174,10 +174,6 @@ class OpDispatcher:
 
     def _drop_ready(self, request: RequestState) -> int:
         """Drop the items that are ready here; their spans end as failed. Return how many."""
-        node: Any = self  # only nodes of streams have flows
-        flow = None if request.stream is None else request.stream.flows.get(node)
-        if flow is not None and flow.has_left and request.error is None:
-            return 0  # it ended well, and may have been a step of a sequence
         dropped = self.scheduler.drop(request)
         if dropped:
             self.spans.unfinished(dropped, Outcome.OTHER)

@@ -164,6 +164,12 @@ class StreamDispatcher(OpDispatcher):
             note_cut(self.spans, flow)
             self._resume(self._left(flow, request))
 
+    def _drop_ready(self, request: RequestState) -> int:
+        flow = None if request.stream is None else request.stream.flows.get(self)
+        if self.run_type.is_step and flow is not None and flow.has_left and request.error is None:
+            return 0  # it ended well, and may have been a step of a sequence
+        return super()._drop_ready(request)
+
     # Runs of a generator ------------------------------------------------------------------------
 
     def count(self, run: BatchRun) -> BatchRun:

@@ -729,3 +729,45 @@ def test_a_decoupled_model_may_have_sequences(strategy, tmp_path):
             assert found == [[-1.0, sum] for sum in sums]
         (error,) = streamed(server, "sums", 1, 9)
         assert "must specify the START flag on the first request of the sequence" in error
+
+
+DIES = """
+import os
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.sums = {}
+
+    def execute(self, requests):
+        for request in requests:
+            id, array = request.correlation_id(), request.inputs()[0].as_numpy()
+            self.sums[id] = array.sum() + self.sums.get(id, 0)
+        if len(requests) == 2 and self.sums[id] > 10:
+            os._exit(1)
+        for request in requests:
+            sender = request.get_response_sender()
+            sum = np.full((1, 1), self.sums[request.correlation_id()], np.float32)
+            final = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            sender.send(pb.InferenceResponse([pb.Tensor("OUTPUT0", sum)]), flags=final)
+"""
+
+
+def test_steps_of_a_decoupled_model_do_not_run_again_after_the_worker_has_died(tmp_path):
+    full = "minimum_slot_utilization: 1 max_queue_delay_microseconds: 60000000"
+    idle = "max_sequence_idle_microseconds: 60000000"
+    sequences = f"sequence_batching {{ direct {{ {full} }} {idle} }}"
+    decoupled = "model_transaction_policy { decoupled: true }"
+    folder = add_python(tmp_path, "sums", DIES, f"{decoupled} {sequences}")
+    config = folder / "config.pbtxt"
+    config.write_text(config.read_text().replace("max_batch_size: 8", "max_batch_size: 2"))
+    with serving(tmp_path, mode="none") as server, ThreadPoolExecutor() as pool:
+
+        def both(value, is_first):
+            steps = [pool.submit(streamed, server, "sums", value, id, is_first) for id in (7, 8)]
+            return [step.result() for step in steps]
+
+        assert both(2, True) == [[2.0], [2.0]]
+        for (error,) in both(20, False):
+            assert "the worker process" in error
