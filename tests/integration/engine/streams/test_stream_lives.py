@@ -7,9 +7,9 @@ import threading
 
 import pytest
 from doubles import client_of, on_loop, post, server_for, settle, wait_until
-from streaming import Count, Mark, PartsSink, serving
+from streaming import PATIENCE_S, Count, Mark, PartsSink, serving
 
-from pipeline import Op, RequestOp
+from pipeline import Answer, Op, RequestOp
 from pipeline.data import ChannelData
 from pipeline.engine.request import RequestTarget
 from pipeline.errors import ErrorCode, PredictorUnavailableError
@@ -212,6 +212,51 @@ def test_a_caller_over_http_and_grpc_gets_the_parts_as_one():
         assert answer["value"] == ["<0<1<2"]
         with client_of(server) as client:
             assert list(client.predict({"n": "4"}).value) == ["<0<1<2<3"]
+
+
+@on_loop
+async def test_a_part_that_waits_is_dropped_when_its_request_ends():
+    second_part, answer, worker_is_free = (threading.Event() for _ in range(3))
+
+    class Source(Op):
+        def process(self, feed_batch, log_id):
+            yield {"text": "0"}
+            if feed_batch[0]["text"] == "ends early":
+                second_part.wait(PATIENCE_S)
+                yield {"text": "1"}
+
+    class Each(Mark):
+        def preprocess(self, input_dicts, data_id, log_id):
+            if data_id != sink.request.data_id:
+                worker_is_free.wait(PATIENCE_S)
+            return super().preprocess(input_dicts, data_id, log_id)
+
+        def process(self, feed_batch, log_id):
+            yield feed_batch[0]
+
+    class Last(Mark):
+        def postprocess(self, input_dicts, fetch_dict, data_id, log_id):
+            if data_id != sink.request.data_id:
+                return fetch_dict, None, ""
+            answer.wait(PATIENCE_S)
+            return Answer(fetch_dict), None, ""
+
+    each = Each("each", Source("source", RequestOp()))
+    op = {"source": {"concurrency": 2}, "last": {"concurrency": 2}}
+    async with serving(Last("last", each), op=op) as streams:
+        node = streams.node("each")
+        sink = streams.begin(text="ends early")
+        await asyncio.to_thread(wait_until, lambda: node.links.answered == 1 and not node._runs)
+        others = [streams.begin(text="other") for _ in range(30)]
+        await asyncio.to_thread(wait_until, lambda: node.load.items + len(node.scheduler) == 30)
+        second_part.set()
+        await asyncio.to_thread(wait_until, lambda: node.load.items + len(node.scheduler) == 31)
+        answer.set()
+        await sink.ended()
+        assert node.load.items + len(node.scheduler) == 30
+        worker_is_free.set()
+        for other in others:
+            await other.ended()
 
 
 def test_threads_do_not_grow_with_streams():
