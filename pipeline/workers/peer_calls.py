@@ -126,8 +126,12 @@ class ModelCheck:
     async def is_ready(self) -> bool:
         """Return whether the model is ready; False if it has not answered in time."""
         if self._result is None:
+            try:
+                self._begin()
+            except Exception as error:  # for example no thread could be started
+                _LOGGER.warning("the check of a model's readiness cannot begin: %s", error)
+                return False
             self._result = self._loop.create_future()
-            self._begin()
         done, _ = await asyncio.wait([self._result], timeout=_CHECK_S)
         return any(result.result() for result in done)
 

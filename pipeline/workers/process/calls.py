@@ -161,7 +161,9 @@ class CallLink:
 
     def _run_check(self) -> None:
         assert self._check is not None, "the server knows it"
-        is_ready = self._check()
+        self._send_ready(self._check())
+
+    def _send_ready(self, is_ready: bool) -> None:
         with self._lock, contextlib.suppress(ClosedError):
             self._send(CallsMessage(is_ready=is_ready))
 
@@ -239,7 +241,10 @@ class CallLink:
             for block in answers.freed:
                 self._memory.free(block)
         if answers.checks:
-            begin_check(self._run_check)
+            try:
+                begin_check(self._run_check)
+            except RuntimeError:  # no thread could be started
+                self._send_ready(False)
         if answers.room is not None:
             self.on_room(answers.room)
         for answer in answers.answers:

@@ -106,3 +106,19 @@ async def test_concurrent_checks_get_the_answer_of_the_running_call():
     check.answered(False)
     assert await again is False
     assert begun == [1, 1]
+
+
+@virtual
+async def test_a_check_that_cannot_begin_begins_at_the_next_call():
+    errors = [RuntimeError("can't start new thread")]
+
+    def begin():
+        if errors:
+            raise errors.pop()
+
+    check = ModelCheck(asyncio.get_running_loop(), begin)
+    assert await check.is_ready() is False
+    later = asyncio.create_task(check.is_ready())
+    await settle()
+    check.answered(True)
+    assert await later is True
