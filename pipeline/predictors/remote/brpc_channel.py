@@ -136,7 +136,6 @@ class BrpcChannel:
             DeadlineError: there was no answer in time.
             ClosedError: `close` was called, or no caller waits for the answer any more.
         """
-        time_s = waiting.ends - time.monotonic()
         question = _Question(body, log_id, waiting, read)
         servers = self._servers()
         if servers.policy.count_down:
@@ -149,6 +148,7 @@ class BrpcChannel:
                 index = servers.policy.pick(useless)
             if index is None:
                 break
+            time_s = waiting.ends - time.monotonic()
             try:
                 return self._ask(servers, index, question)
             except OutOfTimeError:

@@ -374,7 +374,8 @@ class _Health:
 
     failures: int = 0
     timeouts: int = 0
-    silent_since: float = 0.0
+    silent_s: float = 0.0  # without the times between calls, if they were long
+    timed_out_at: float = 0.0
     due_at: float = 0.0
 
 
@@ -458,13 +459,16 @@ class EndpointPolicy:
         """
         server = self._servers[index]
         now = self._clock()
+        since_last_s, server.timed_out_at = now - server.timed_out_at, now
         if not server.timeouts:
-            server.silent_since = now - waited_s
+            server.silent_s = waited_s
+        elif since_last_s - waited_s <= LEAST_SILENCE_S:
+            server.silent_s += since_last_s
+        else:
+            server.silent_s += waited_s
         server.timeouts += 1
         self.all_are_well = False
-        has_failed = (
-            server.timeouts >= MAX_TIMEOUTS and now - server.silent_since >= LEAST_SILENCE_S
-        )
+        has_failed = server.timeouts >= MAX_TIMEOUTS and server.silent_s >= LEAST_SILENCE_S
         return has_failed and self.failed(index)
 
     def answered(self, index: int) -> bool:

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
-from doubles import wait_until
+from doubles import Clock, wait_until
 from fake_brpc import WAIT_S, Collecting, FakeServer, Peer, answer_to, echo
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
@@ -26,9 +27,9 @@ from pipeline.errors import (
     PredictorError,
     PredictorUnavailableError,
 )
-from pipeline.predictors.remote import pool
-from pipeline.predictors.remote.brpc_channel import BrpcChannel
-from pipeline.predictors.remote.pool import MAX_TIMEOUTS, Waiting
+from pipeline.predictors.remote import brpc_channel, pool
+from pipeline.predictors.remote.brpc_channel import BrpcChannel, _ServerFailedError
+from pipeline.predictors.remote.pool import MAX_TIMEOUTS, OutOfTimeError, Waiting
 from pipeline.proto.brpc.frames import SERVICE, BrpcCode, BrpcFrame, pack, request_meta
 from pipeline.tracing.context import TraceContext, format_traceparent, set_call_trace
 
@@ -307,6 +308,26 @@ def test_a_server_that_hangs_is_removed_with_a_log_line(
         ask(channel)
         assert len(hung.requests) == before
     assert f"[det] {hung.endpoint} is left out: several calls in a row" in caplog.text
+
+
+def test_time_spent_on_other_servers_is_not_silence_of_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(brpc_channel, "time", Mock(monotonic=clock))
+    channel = BrpcChannel("det", ["first", "last"], [("127.0.0.1", 1), ("127.0.0.1", 2)])
+    outcomes: list[Exception] = [_ServerFailedError("lost", is_final=True), OutOfTimeError()]
+
+    def ask_one(*_: object) -> None:
+        clock.now += 2.0
+        raise outcomes.pop(0)
+
+    monkeypatch.setattr(channel, "_ask", ask_one)
+    waits: list[tuple[int, float]] = []
+    monkeypatch.setattr(channel._own.policy, "timed_out", lambda *args: waits.append(args))
+    with pytest.raises(DeadlineError):
+        channel.ask(b"", 0, Waiting(clock.now + 4.0), lambda body: body)
+    assert waits == [(1, 2.0)]
 
 
 def test_a_server_that_restarts_on_its_port_is_used_at_once() -> None:

@@ -122,6 +122,22 @@ def test_callers_with_short_deadlines_do_not_take_the_server_from_others(clock: 
     assert policy.timed_out(0, short_s)
 
 
+def test_rare_short_timeouts_are_not_a_long_silence(clock: Clock) -> None:
+    policy = EndpointPolicy(2, clock)
+    for pause_s in (0.0, 3600.0, 3600.0):
+        clock.now += pause_s + 0.05
+        assert not policy.timed_out(0, 0.05)
+
+
+def test_a_server_that_rare_calls_find_silent_has_failed(clock: Clock) -> None:
+    policy = EndpointPolicy(2, clock)
+    timeouts = []
+    for _ in range(MAX_TIMEOUTS):
+        clock.now += 60.0
+        timeouts.append(policy.timed_out(0, LEAST_SILENCE_S / 2))
+    assert timeouts == [False] * (MAX_TIMEOUTS - 1) + [True]
+
+
 def test_one_answer_makes_up_for_calls_that_ran_out_of_time(clock: Clock) -> None:
     policy = EndpointPolicy(2, clock)
     for _ in range(MAX_TIMEOUTS - 1):
