@@ -178,7 +178,7 @@ class StreamDispatcher(OpDispatcher):
             run.is_counted = run.is_out = True
             run.least = max(1, self._window // 2)
             for place, item in enumerate(run.items):
-                flow = self._flow(item.request)
+                flow = flow_of(self, item.request)
                 run.allowed.append(flow.first_room(self._window))
                 if not item.is_over:
                     self._runs[item.request] = flow.begin(run, place)
@@ -243,7 +243,7 @@ class StreamDispatcher(OpDispatcher):
     def took(self, request: RequestState, end: End = OUT, count: int = 1) -> None:
         """Note that parts were taken at an end; there may be room for others."""
         running = self._runs.get(request)
-        flow = running or self._flow(request)
+        flow = running or flow_of(self, request)
         taken = flow.taken
         before = taken[end]
         taken[end] = slowest = before + count
@@ -412,16 +412,18 @@ class StreamDispatcher(OpDispatcher):
             if request.generation == generation:  # otherwise it has ended, or started again
                 _spread(self.name, request, part, self.links.successors)
 
-    def _flow(self, request: RequestState) -> Flow:
-        stream = request.stream
-        assert stream is not None, "made before its request is sent into the graph"
-        flow = stream.flows.get(self)
-        if flow is None:
-            is_alone = is_for_one_op(request)
-            flow = Flow(self, dict.fromkeys((OUT,) if is_alone else self.ends, 0))
-            flow.is_answer = is_alone or self is self._router.last
-            stream.flows[self] = flow
-        return flow
+
+def flow_of(node: StreamDispatcher, request: RequestState) -> Flow:
+    """Return the stream that a node makes of a request."""
+    stream = request.stream
+    assert stream is not None, "made before its request is sent into the graph"
+    flow = stream.flows.get(node)
+    if flow is None:
+        is_alone = is_for_one_op(request)
+        flow = Flow(node, dict.fromkeys((OUT,) if is_alone else node.ends, 0))
+        flow.is_answer = is_alone or node is node._router.last
+        stream.flows[node] = flow
+    return flow
 
 
 def read_no_more(node: StreamDispatcher, request: RequestState) -> None:
