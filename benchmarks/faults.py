@@ -97,17 +97,21 @@ def ask(connection: http.client.HTTPConnection, number: int, size: int) -> tuple
     body = json.dumps({"key": [*feed], "value": [*feed.values()]})
     try:
         connection.request("POST", "/faulted/prediction", body)
-        answer = json.loads(connection.getresponse().read())
+        text = connection.getresponse().read()
     except TimeoutError:
         connection.close()
         return _HUNG, ""
     except (OSError, http.client.HTTPException) as error:
         connection.close()
         return "failed", type(error).__name__
-    if answer.get("err_no"):
-        return "failed", f"err_no {answer['err_no']}"
-    found = dict(zip(answer["key"], answer["value"], strict=True))
-    is_right = found == {"number": str(number), "sum": str(size)}
+    try:
+        answer = json.loads(text)
+        if answer.get("err_no"):
+            return "failed", f"err_no {answer['err_no']}"
+        pairs = dict(zip(answer["key"], answer["value"], strict=True))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return _WRONG, ""
+    is_right = pairs == {"number": str(number), "sum": str(size)}
     return (_ANSWERED, "") if is_right else (_WRONG, "")
 
 
@@ -162,16 +166,19 @@ def _stop(title: str, seconds: float = 1.5) -> Callable[[Service], None]:
 def _one(service: Service, title: str) -> int:
     """Return a process of the service with this name, once there is one."""
     ends = time.monotonic() + _PATIENCE_S
-    while not (found := members(service.pid, title)):
+    while not (pids := members(service.pid, title)):
         if time.monotonic() > ends:
             raise NotMeasuredError(f"no process is named {title}")
         time.sleep(0.05)
-    return random.choice(found)
+    return random.choice(pids)
 
 
 def _limit(service: Service) -> None:
     """Let the workers map no more memory than they have, and send requests that need more."""
-    for pid in members(service.pid, _WORKER):
+    pids = members(service.pid, _WORKER)
+    if not pids:
+        raise NotMeasuredError(f"no process is named {_WORKER}")
+    for pid in pids:
         subprocess.run(["prlimit", f"--pid={pid}", f"--as={1 << 20}"], check=True)
     connection = http.client.HTTPConnection("127.0.0.1", service.http_port, timeout=_PATIENCE_S)
     with contextlib.closing(connection):

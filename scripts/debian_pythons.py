@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import subprocess
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("versions", nargs="+", help="for example 3.14")
     options = parser.parse_args()
+    if platform.machine() != "x86_64":
+        raise SystemExit(f"this script knows Pythons for x86_64 only, not {platform.machine()}")
     folder = options.folder.absolute()
     apt = {**os.environ, "APT_CONFIG": str(apt_of_its_own(folder / "apt"))}
     subprocess.run(["apt-get", "-qq", "update"], env=apt, check=True)
@@ -41,9 +44,9 @@ def apt_of_its_own(folder: Path) -> Path:
     """Return a configuration with lists and caches in `folder`, for the mirror of this machine."""
     for name in ("state/lists/partial", "cache/archives/partial", "sources"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    asked = ("Created-By: Packages", "Origin: Debian", "Label: Debian")
+    conditions = ("Created-By: Packages", "Origin: Debian", "Label: Debian")
     targets = subprocess.check_output(
-        ["apt-get", "indextargets", "--format", "$(REPO_URI)", *asked], text=True
+        ["apt-get", "indextargets", "--format", "$(REPO_URI)", *conditions], text=True
     )
     if not targets:
         raise SystemExit("apt knows no mirror of Debian: run apt-get update first")

@@ -8,9 +8,11 @@ it was in. A commit that changes only docs/verified.md counts as the one before 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +29,7 @@ PASSED, FAILED, LATE, NOT_RUN = "passed", "**failed**", "**took too long**", "no
 _PAGE = Path("docs", "verified.md")
 _MOST_CHARACTERS = 160
 _GRACE_S = 20
+_NOTHING_RAN = re.compile(r"\d+ skipped\b")  # pytest's last line, without a test that passed
 
 
 class Part(NamedTuple):
@@ -93,14 +96,16 @@ class State:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._path = folder / "state.json"
-        found = json.loads(self._path.read_text()) if self._path.exists() else {}
-        self.outcomes = {name: Outcome(**fields) for name, fields in found.items()}
+        stored = json.loads(self._path.read_text()) if self._path.exists() else {}
+        self.outcomes = {name: Outcome(**fields) for name, fields in stored.items()}
 
     def add(self, name: str, outcome: Outcome) -> None:
         self.outcomes[name] = outcome
         self.folder.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
-        new.write_text(json.dumps({name: asdict(each) for name, each in self.outcomes.items()}))
+        new.write_text(
+            json.dumps({name: asdict(outcome) for name, outcome in self.outcomes.items()})
+        )
         new.replace(self._path)
 
 
@@ -166,20 +171,21 @@ def run(part: Part, commit: str, log: Path, cwd: Path = ROOT) -> Outcome:
         finally:
             _end(process)
     seconds = round(time.monotonic() - began)
-    return Outcome(
-        commit, date, machine, outcome, seconds, last_line(log.read_text("utf-8", "replace"))
-    )
+    line = last_line(log.read_text("utf-8", "replace"))
+    if outcome == PASSED and _NOTHING_RAN.match(line):
+        outcome = NOT_RUN
+    return Outcome(commit, date, machine, outcome, seconds, line)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process, if it runs, and its session."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                continue
+    """End the process, if it runs, and its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def last_line(text: str) -> str:
@@ -214,7 +220,10 @@ def _page(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> Iterator[st
 
 
 def verify(parts: Sequence[Part], state: State, tree: Tree, is_again: bool = False) -> bool:
-    """Run the parts that have not passed at this commit; return whether each part has."""
+    """Run the parts that have not passed at this commit.
+
+    Return whether each part passed, or lacks what it needs; print the parts that lack something.
+    """
     for part in parts:
         commit, last = tree.commit(), state.outcomes.get(part.name)
         if not is_again and last and last.outcome == PASSED and tree.is_same(last.commit, commit):
@@ -225,7 +234,11 @@ def verify(parts: Sequence[Part], state: State, tree: Tree, is_again: bool = Fal
         state.add(part.name, outcome)
         (tree.root / _PAGE).write_text(page(PARTS, state.outcomes), encoding="utf-8")
         print(f"    {outcome.outcome}, {outcome.seconds} s: {outcome.artefact}", flush=True)
-    return all(state.outcomes[part.name].outcome in (PASSED, NOT_RUN) for part in parts)
+    outcomes = {part.name: state.outcomes[part.name] for part in parts}
+    for name, outcome in outcomes.items():
+        if outcome.outcome == NOT_RUN:
+            print(f"{name} did not run: {outcome.artefact}")
+    return all(outcome.outcome in (PASSED, NOT_RUN) for outcome in outcomes.values())
 
 
 def main() -> int:

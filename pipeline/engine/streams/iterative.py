@@ -13,7 +13,7 @@ from pipeline.engine.op.channel import Item
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.iterative import IterativeScheduler
-from pipeline.engine.streams.dispatcher import StreamDispatcher
+from pipeline.engine.streams.dispatcher import StreamDispatcher, flow_of
 from pipeline.engine.streams.flow import ALL, ENDED, UNWANTED, Bundle
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.streams.steps import ENDS, stepped_run
@@ -66,7 +66,7 @@ class IterativeDispatcher(StreamDispatcher):
             self._at[number] = run
         for item in items:
             self._last_number += self._numbers_sequences
-            flow = self._flow(item.request)
+            flow = flow_of(self, item.request)
             allowed = flow.first_room(self._window)
             if run.holds and allowed != UNWANTED and self._makes_one_answer(item.request):
                 allowed = ALL
@@ -80,7 +80,7 @@ class IterativeDispatcher(StreamDispatcher):
 
     def _makes_one_answer(self, request: RequestState) -> bool:
         """Return whether all parts of a request become its one answer."""
-        return self._flow(request).is_answer and not request.sink.takes_parts
+        return flow_of(self, request).is_answer and not request.sink.takes_parts
 
     def parts(self, run: StreamRun, entries: Sequence[Entry]) -> None:
         self._note_steps(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from pipeline.predictors.local import LocalPredictor, brief
 from pipeline.predictors.openvino import OpenVinoModel
 from pipeline.predictors.signature import ModelSignature
 
+_LOGGER = logging.getLogger(__name__)
+
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     **{f"f{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
@@ -30,7 +33,9 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 _LONG = (np.dtype(np.int64), np.dtype(np.uint64))
+_WIDE = (*_LONG, np.dtype(np.float64))
 _INT32 = np.iinfo(np.int32)
+_FLOAT32 = np.finfo(np.float32)
 _PLACE_IN_OPENVINO = re.compile(r"(?:Exception from|Check '.*?' failed at) \S+:\d+:?\s*", re.S)
 
 
@@ -52,6 +57,13 @@ class OpenVinoPredictor(LocalPredictor):
         outputs = [_spec(name, port) for port in compiled.outputs]
         signature = ModelSignature(name, inputs, outputs, model.fetch_list)
         super().__init__(signature, _Runner(compiled, signature), model.takes_empty)
+        wide = [spec.name for spec in (*inputs, *outputs) if spec.dtype in _WIDE]
+        if wide:
+            _LOGGER.warning(
+                "[%s] OpenVINO computes 64-bit numbers in 32 bits, without an error: %s",
+                name,
+                ", ".join(wide),
+            )
 
 
 class _Runner:
@@ -88,7 +100,7 @@ class _Runner:
     def _bits(self, name: str, array: np.ndarray) -> np.ndarray:
         """Return the array in a dtype that OpenVINO copies without a loss.
 
-        Raises InputError: an integer has more than 32 bits.
+        Raises InputError: an integer has more than 32 bits, or a float64 is not in float32's range.
         """
         if array.dtype == _BFLOAT16:
             return array.view(np.float16)  # OpenVINO's arrays of bfloat16 are called so
@@ -98,6 +110,13 @@ class _Runner:
                 f"[{self._model}] feed {name!r} has integers of more than 32 bits, which OpenVINO "
                 "cuts without an error: use smaller numbers or another engine"
             )
+        if array.dtype == np.float64:
+            is_large = np.isfinite(array) & (np.abs(array) > _FLOAT32.max)
+            if is_large.any():
+                raise InputError(
+                    f"[{self._model}] feed {name!r} has numbers beyond {_FLOAT32.max:.3g}, which "
+                    "OpenVINO makes infinite: use smaller numbers or another engine"
+                )
         return array
 
 

@@ -48,13 +48,23 @@ class UndescribedSignature(ModelSignature):
         return arrays if batch else {name: array[np.newaxis] for name, array in arrays.items()}
 
     def _as_given(self, name: str, value: Any) -> np.ndarray:
+        if not isinstance(name, str):
+            raise InputError(f"[{self.model}] feed {name!r}: the name of an input is a text")
         if isinstance(value, str | bytes):
             value = [value]
         try:
             array = value if isinstance(value, np.ndarray) else as_array(value)
         except ValueError as error:
             raise InputError(f"[{self.model}] feed {name!r} is not an array: {error}") from error
+        if array.dtype == object and any(map(_is_too_large, array.flat)):
+            raise InputError(
+                f"[{self.model}] feed {name!r} has an integer that 64 bits do not hold"
+            )
         return array.astype(object) if array.dtype.kind in "SU" else array
+
+
+def _is_too_large(value: object) -> bool:
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
 
 
 class KServePredictor(RemotePredictor):
@@ -125,7 +135,7 @@ def connect(model: RemoteModel) -> KServePredictor:
 
 
 def _signature(model: RemoteModel, described: ModelMetadataResponse) -> ModelSignature:
-    if not described.inputs:
+    if not (described.inputs or described.outputs):
         return UndescribedSignature(model.name, model.fetch_list)
     return ModelSignature(
         model.name,

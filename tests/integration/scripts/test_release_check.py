@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
+from doubles import wait_until
 from paths import ROOT
 
 from scripts import release_check
@@ -86,9 +88,32 @@ def test_a_part_that_failed_runs_again(verify, tmp_path):
     assert verify(part) == (True, {"part": (release_check.PASSED, "")})
 
 
-def test_a_part_that_takes_too_long_is_killed_with_its_children(verify):
-    is_well, outcomes = verify(Part("slow", "sleep 1000 & wait", limit_s=1))
+def test_a_part_that_takes_too_long_is_killed_with_its_children(verify, tmp_path):
+    child = f"(trap '' TERM; exec sleep 1000) & echo $! > {tmp_path}/pid"
+    is_well, outcomes = verify(Part("slow", f"{child}; wait", limit_s=1))
     assert (is_well, outcomes["slow"][0]) == (False, release_check.LATE)
+    wait_until(lambda: not _runs(tmp_path))
+
+
+def test_a_part_that_passed_leaves_no_children(verify, tmp_path):
+    is_well, _ = verify(Part("good", f"sleep 1000 > /dev/null & echo $! > {tmp_path}/pid"))
+    assert is_well
+    wait_until(lambda: not _runs(tmp_path))
+
+
+def _runs(folder):
+    status = Path("/proc", (folder / "pid").read_text().strip(), "stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_part_whose_tests_are_all_skipped_did_not_run(verify, capsys):
+    part = Part("part", "echo '==== 2 skipped in 1.2s ===='")
+    outcome = (release_check.NOT_RUN, "2 skipped in 1.2s")
+    assert verify(part) == (True, {"part": outcome})
+    assert "part did not run: 2 skipped in 1.2s" in capsys.readouterr().out
 
 
 def test_a_part_whose_needs_are_missing_does_not_run(verify, monkeypatch):

@@ -123,6 +123,17 @@ def test_a_model_without_metadata_gets_what_is_fed_and_answers_all_it_has():
         assert predictor.predict({"x": [1.5]}, batch=False)["x"].tolist() == [[1.5]]
         with pytest.raises(InputError, match=r"\[uci\] feed 'x' is not an array"):
             predictor.predict({"x": [[1], [2, 3]]})
+        with pytest.raises(InputError, match=r"\[uci\] feed 3: the name of an input is a text"):
+            predictor.predict({3: [1]})
+        with pytest.raises(
+            InputError, match=r"\[uci\] feed 'x' has an integer that 64 bits do not"
+        ):
+            predictor.predict({"x": [2**64]})
+
+
+def test_a_model_that_describes_only_outputs_has_no_inputs():
+    with connected(Server({}, {"y": FLOATS["x"]})) as predictor:
+        assert (predictor.feed_names, predictor.fetch_names) == ((), ("y",))
 
 
 def test_a_model_without_metadata_may_have_a_fetch_list():

@@ -100,6 +100,20 @@ def test_weights_that_are_missing_are_named(layer):
 
 
 @needs_openvino
+def test_numbers_beyond_float32_are_refused_and_64_bits_are_warned_of(path, caplog):
+    predictor = load(OpenVinoModel(identity(path, TensorProto.DOUBLE).model_path), CPU)
+    assert "[toy.onnx] OpenVINO computes 64-bit numbers in 32 bits, without an error: x, y" in (
+        caplog.text
+    )
+    well = np.array([[np.inf, -np.inf], [3e38, -3e38]])
+    np.testing.assert_allclose(predictor.predict({"x": well})["y"], well, rtol=1e-6)
+    for number in (1e39, -1e39):
+        with pytest.raises(InputError, match=r"feed 'x' has numbers beyond 3\.4e\+38"):
+            predictor.predict({"x": np.array([[0.0, number]])})
+    predictor.predict({"x": np.zeros((0, 2))})
+
+
+@needs_openvino
 def test_calls_at_the_same_time_get_their_own_answers(layer):
     predictor = load(OpenVinoModel(layer, streams=2), CPU)
     feeds = [rows(count) for count in range(1, 9)]
