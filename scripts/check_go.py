@@ -1,6 +1,6 @@
 """Check the gateway's Go code: its format, vet, its tests. The first that fails ends it.
 
-`--fuzz-seconds N` fuzzes each of its fuzz targets for so long instead.
+`--fuzz-seconds N` fuzzes each of its fuzz targets for N seconds instead.
 """
 
 from __future__ import annotations

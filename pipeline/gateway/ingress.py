@@ -80,12 +80,12 @@ def taken_by_gateway(config: ServiceConfig) -> frozenset[str]:
 
 
 def check_access(config: ServiceConfig, taken: frozenset[str]) -> None:
-    """Raise ConfigError where `access` or `tls` is wrong, or nobody sees to it."""
+    """Raise ConfigError where `access` or `tls` is wrong, or no part of the server applies it."""
     ports = {"gRPC": config.rpc_port, "HTTP": config.http_port}
     open_ports = {name for name, port in ports.items() if port is not None}
     fault = fault_of_access(config.access, config.tls, open_ports <= taken, taken == {"gRPC"})
     if not fault and config.admin_port is not None and not open_ports <= taken:
-        fault = "admin_port: it is the gateway's to see to: set edge: gateway, for all ports"
+        fault = "admin_port: only the gateway does it: set edge: gateway, for all ports"
     if fault:
         raise ConfigError(f"{config.source}: {fault}")
     hosts = [config.rpc_host or config.host, config.http_host or config.host]

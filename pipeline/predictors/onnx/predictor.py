@@ -47,7 +47,7 @@ class OnnxPredictor(LocalPredictor):
     """One onnxruntime session as a `Predictor`.
 
     Calls may overlap: a session runs them in parallel and without the GIL. It computes in `memory`
-    of a card; None: in the host's.
+    of a card; None: in the host's memory.
 
     Raises InitError: an input or a fetched output is not a tensor, or `fetch_list` has other names.
     """

@@ -399,11 +399,13 @@ class ProcessWorker:
         sent = self.streams[run]
         for index in filter(run.has_news, range(len(run.items))):
             is_over = run.is_unwanted(index)
-            run.told[index] = run.allowed[index]
+            run.notified[index] = run.allowed[index]
             run.ended[index] = is_over
             if index in sent.indexes:
                 place = sent.indexes.index(index)
-                self.calls.send_room(WirePartLimit(sent.number, run.told[index], is_over, place))
+                self.calls.send_room(
+                    WirePartLimit(sent.number, run.notified[index], is_over, place)
+                )
         if all(run.ended):
             self._end_sent(run)
 

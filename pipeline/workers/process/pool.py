@@ -255,8 +255,8 @@ class ProcessPool:
     async def check_models(self) -> bool:
         """Return whether every worker's model says that it is ready; see `Workers`."""
         checks = [worker.calls.check for worker in self.up if worker.calls is not None]
-        asked = (check.is_ready() for check in checks if check is not None)
-        return all(await asyncio.gather(*asked))
+        answers = (check.is_ready() for check in checks if check is not None)
+        return all(await asyncio.gather(*answers))
 
     def close(self) -> None:
         """Give workers no more jobs."""

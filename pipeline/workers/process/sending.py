@@ -51,12 +51,12 @@ class SentStream(StreamRun, eq=False):
     """Requests of one batch whose model sends parts by itself, as the server sees them.
 
     Attributes:
-        told: the number of parts of each item that the worker was allowed to send.
+        notified: the number of parts of each item that the worker was allowed to send.
     """
 
     is_step: ClassVar[bool] = True
 
-    told: list[int] = field(default_factory=list)
+    notified: list[int] = field(default_factory=list)
 
     @property
     def has_work(self) -> bool:
@@ -70,7 +70,7 @@ class SentStream(StreamRun, eq=False):
             return False
         if not self._is_live(place):
             return True
-        sent, least = self.told[place], max(1, self.least)
+        sent, least = self.notified[place], max(1, self.least)
         return self.allowed[place] > sent and sent - self.made[place] < least
 
     def is_unwanted(self, place: int) -> bool:

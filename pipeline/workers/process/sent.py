@@ -119,9 +119,9 @@ def take_slice(sent: SentRun, result: Result, end: SliceEnd, worker: int) -> boo
         return True
     if isinstance(run, SentStream):  # its parts report its progress
         run.is_finished, run.busy_ns, run.ran_at = all(run.ended), end.busy_ns, worker
-        run.groups, run.told = [] if run.is_finished else [[0]], [0] * len(run.items)
+        run.groups, run.notified = [] if run.is_finished else [[0]], [0] * len(run.items)
         for index, allowed in zip(sent.indexes, sent.allowed, strict=True):
-            run.told[index] = allowed
+            run.notified[index] = allowed
         run.end_ns = result.end_ns
         return not run.is_finished
     for place, index in enumerate(sent.indexes):

@@ -334,23 +334,22 @@ class Link(Generic[Message]):
     def finish(self) -> None:
         """Send no more: the worker ends when it has read what was sent; its messages are read."""
         if self._is_open:
-            self._loop.remove_writer(self._socket)
-            self._unsent.clear()
-            with contextlib.suppress(OSError):
-                # Processes forked since then may hold a copy of our end.
-                self._socket.shutdown(socket.SHUT_WR)
+            self._shut(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close: no more messages are sent or read."""
         if self._is_open:
             self._is_open = False
             self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
-            self._unsent.clear()
-            with contextlib.suppress(OSError):
-                # Processes forked since then may hold a copy of our end.
-                self._socket.shutdown(socket.SHUT_RDWR)
+            self._shut(socket.SHUT_RDWR)
             self._socket.close()
+
+    def _shut(self, how: int) -> None:
+        self._loop.remove_writer(self._socket)
+        self._unsent.clear()
+        with contextlib.suppress(OSError):
+            # Processes forked since then may hold a copy of our end.
+            self._socket.shutdown(how)
 
     def _write(self) -> None:
         try:
