@@ -143,9 +143,6 @@ func (s *Server) unary(stream grpc.ServerStream, clients []*link.Client, call *l
 		return s.failure(stream, err)
 	}
 	call.Budget, call.Block = share, message.block
-	if turn := ofStep(stream); turn != nil {
-		call.Queued = turn.pass
-	}
 	err := link.ErrNeverLeft
 	for _, client := range clients {
 		var found link.Answer

@@ -23,20 +23,13 @@ func newGuardedCredentials(security *tls.Config, told func(reason string)) crede
 	return guardedCredentials{credentials.NewTLS(security), told}
 }
 
-// connInfo is what is known of a connection: what its security says, and the order of its calls.
-type connInfo struct {
-	credentials.AuthInfo
-	arrivals *h2guard.Arrivals
-}
-
 // ServerHandshake makes the handshake of a connection.
 func (c guardedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := c.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
 		return nil, nil, err
 	}
-	guarded := h2guard.New(conn, true, streamsAtOnce, c.told)
-	return guarded, connInfo{info, guarded.Order()}, nil
+	return h2guard.New(conn, true, streamsAtOnce, c.told), info, nil
 }
 
 // Clone returns a copy.

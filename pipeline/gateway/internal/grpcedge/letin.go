@@ -25,10 +25,13 @@ func (s *Server) letIn(service any, stream grpc.ServerStream, info *grpc.StreamS
 	}
 	ctx, cancel := endingEarly(s.traced(stream.Context()))
 	defer cancel()
-	granted := &grantedStream{ServerStream: stream, ctx: ctx, turn: turnOf(ctx, info.FullMethod)}
+	granted := &grantedStream{ServerStream: stream, ctx: ctx}
 	if s.config.Gate != nil {
 		grant, refused := s.config.Gate.Let(granted.ctx, s.askedOf(granted.ctx, info.FullMethod))
 		if refused != nil {
+			if err := granted.ctx.Err(); err != nil { // in the gate's queue
+				return contextStatus(err)
+			}
 			stream.SetTrailer(trailersOf(refused))
 			return status.Error(refused.GRPC(), short(refused.Text))
 		}
@@ -87,10 +90,8 @@ func (s *Server) askedOf(ctx context.Context, method string) *access.Asked {
 	asked := &access.Asked{Role: access.OfMethod(method), Action: method, Tokens: access.TokensOf(told.Get)}
 	if from, ok := peer.FromContext(ctx); ok {
 		_, asked.Address = s.config.Trust.Origin(from.Addr.String(), told.Get(forwardedKey))
-		if conn, ok := from.AuthInfo.(connInfo); ok {
-			if secured, ok := conn.AuthInfo.(credentials.TLSInfo); ok {
-				asked.Certificates = secured.State.PeerCertificates
-			}
+		if secured, ok := from.AuthInfo.(credentials.TLSInfo); ok {
+			asked.Certificates = secured.State.PeerCertificates
 		}
 	}
 	return asked
@@ -114,7 +115,6 @@ type grantedStream struct {
 	grpc.ServerStream
 	ctx   context.Context
 	grant *access.Grant
-	turn  turn
 	owed  time.Duration // to wait before more is sent
 	sent  int64
 }
@@ -135,12 +135,7 @@ func (s *grantedStream) RecvMsg(message any) error {
 	if err := s.ServerStream.RecvMsg(message); err != nil {
 		return err
 	}
-	got, isOurs := message.(*asked)
-	if !isOurs {
-		s.turn.pass()
-	} else if err := s.turn.wait(s.ctx, got.data()); err != nil {
-		return err
-	} else {
+	if got, isOurs := message.(*asked); isOurs {
 		if wait := s.grant.Received(len(got.data())); wait > 0 {
 			clock.Sleep(s.ctx, wait)
 		}

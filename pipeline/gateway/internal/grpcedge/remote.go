@@ -118,20 +118,16 @@ func (s *Server) remoteFailure(stream grpc.ServerStream, err error) error {
 // findStep finds out to which sequence a call belongs, if that matters and its metadata do not say: by its
 // first message.
 func (s *Server) findStep(call *upstream.Passed, message []byte) {
-	if s.config.FindSteps && call.Step == nil {
-		call.Step = stepOf(call.Method, message)
+	if !s.config.FindSteps || call.Step != nil {
+		return
 	}
-}
-
-// stepOf returns that of a message of a method; nil: it is of no sequence.
-func stepOf(method string, message []byte) *sequence.Step {
-	switch method[strings.LastIndexByte(method, '/')+1:] {
-	case "ModelInfer", "ModelStreamInfer":
-		return sequence.OfModelInfer(message)
-	case "inference", "inference_stream":
-		return sequence.OfRequest(message)
+	_, name, _ := strings.Cut(strings.TrimPrefix(call.Method, "/"), "/")
+	switch {
+	case name == "ModelInfer" || name == "ModelStreamInfer":
+		call.Step = sequence.OfModelInfer(message)
+	case name == "inference" || name == "inference_stream":
+		call.Step = sequence.OfRequest(message)
 	}
-	return nil
 }
 
 // passUnary passes one message on, and the answer back.

@@ -21,8 +21,7 @@ const (
 // Conn is a connection that may speak HTTP/2, without TLS: with TLS, the guard reads the decrypted bytes.
 type Conn struct {
 	net.Conn
-	told     func(reason string)
-	arrivals *Arrivals // nil: their order does not matter
+	told func(reason string)
 
 	// Of the goroutine that reads:
 	mustBe     bool // HTTP/2, as its TLS has said
@@ -46,12 +45,6 @@ type Conn struct {
 // caller speaks first, unless the connection is known to be HTTP/2. It may have so many streams.
 func New(conn net.Conn, isHTTP2 bool, streams int, told func(reason string)) *Conn {
 	return &Conn{Conn: conn, told: told, mustBe: isHTTP2, counts: isHTTP2, allowed: newAllowance(streams, time.Now)}
-}
-
-// Order begins to note the order of calls, and returns it.
-func (c *Conn) Order() *Arrivals {
-	c.arrivals = &Arrivals{}
-	return c.arrivals
 }
 
 // Read reads, and hangs up on a caller that goes too far.
@@ -81,9 +74,6 @@ func (c *Conn) isTooMuch(data []byte) bool {
 	c.lock.Lock()
 	defer c.lock.Unlock()
 	c.in.feed(data, func(frame seen) bool {
-		if c.arrivals != nil {
-			c.arrivals.received(frame)
-		}
 		c.reason = c.allowed.received(frame)
 		return c.reason == ""
 	})
@@ -117,9 +107,6 @@ func (c *Conn) Write(data []byte) (int, error) {
 	c.lock.Lock()
 	if c.counts {
 		c.out.feed(data, func(frame seen) bool {
-			if c.arrivals != nil {
-				c.arrivals.sent(frame)
-			}
 			if reason := c.allowed.sent(frame); reason != "" {
 				c.reason = reason
 			}

@@ -21,7 +21,6 @@ type seen struct {
 	kind, flags byte
 	size        int
 	code        uint32 // of a reset
-	stream      uint32
 }
 
 // scanner finds the heads of frames in what passes, in any pieces.
@@ -72,7 +71,6 @@ func (s *scanner) size() int {
 // take returns the frame whose head is whole, and passes on to its payload.
 func (s *scanner) take() seen {
 	frame := seen{kind: s.head[3], flags: s.head[4], size: s.size()}
-	frame.stream = binary.BigEndian.Uint32(s.head[5:]) &^ (1 << 31)
 	s.skip = frame.size
 	if s.have > headBytes {
 		frame.code = binary.BigEndian.Uint32(s.head[headBytes:])

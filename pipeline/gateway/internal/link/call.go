@@ -18,7 +18,6 @@ type Call struct {
 	Metadata []byte       // Fields
 	Budget   Budget       // counts what is held of a long answer; nil: nothing
 	Block    *arena.Block // where the message of a unary call lies; nil: in our own memory
-	Queued   func()       // called when a later call cannot overtake a unary one; nil: nobody asks
 }
 
 // Budget counts the bytes of answers that are held.
@@ -186,9 +185,6 @@ func (c *Client) Unary(ctx context.Context, what *Call, data []byte) (Answer, er
 	if err := conn.begin(asked); err != nil {
 		unaryCalls.Put(asked)
 		return Answer{}, err
-	}
-	if what.Queued != nil {
-		what.Queued()
 	}
 	select {
 	case <-asked.wake:
