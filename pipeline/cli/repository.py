@@ -105,7 +105,8 @@ def repository(arguments: Sequence[str]) -> int:
     if others:
         sys.stderr.write(f"{parser.prog}: unknown: {' '.join(others)}; --help shows all flags\n")
         return _FAILED
-    sys.stderr.writelines(f"{line}\n" for line in _warnings(options, set(map(_name, arguments))))
+    flags = {_name(argument) for argument in arguments if argument.startswith("--")}
+    sys.stderr.writelines(f"{line}\n" for line in _warnings(options, flags))
     try:
         serve(settings_of(options))
     except PortInUseError as error:

@@ -54,7 +54,9 @@ def open_store(url: str) -> InputStore:
     try:  # a password with a slash ends the host too early: it would be another one
         parts = urlsplit(url)
         _ = parts.port  # ValueError: not a number
-        is_url = bool(parts.scheme) and "@" not in parts.path + parts.query + parts.fragment
+        is_cut = ":" in parts.netloc and "@" not in parts.netloc
+        rest = parts.path + parts.query + parts.fragment
+        is_url = bool(parts.scheme) and not (is_cut and "@" in rest)
     except ValueError:
         is_url = False
     if not is_url:

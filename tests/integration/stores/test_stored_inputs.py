@@ -154,6 +154,12 @@ def test_a_url_whose_password_needs_escapes_is_refused(url):
         open_store(url)
 
 
+@pytest.mark.usefixtures("memory_url")
+@pytest.mark.parametrize("url", ["memory://u:p@h:1/0?name=a@b", "memory:///a@b"])
+def test_a_url_may_have_an_at_sign_behind_its_host(url):
+    open_store(url).close()
+
+
 def test_a_caller_may_send_a_reference_itself(url):
     with server_of(Total("total", RequestOp()), url) as server, asking(server) as client:
         store = open_store(url)

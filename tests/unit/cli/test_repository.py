@@ -203,7 +203,7 @@ def test_a_part_of_v2_is_restricted_once(settings_of, capsys, flag, kind, groups
 
 
 def test_deprecated_flags_get_tritons_warnings(settings_of, capsys):
-    settings_of("--disable-auto-complete-config")
+    settings_of("--disable-auto-complete-config", "--model-repository", "trace-rate")
     assert capsys.readouterr().err == ""
     settings_of("--strict-model-config=false", "--disable-auto-complete-config", "--trace-rate=5")
     assert capsys.readouterr().err.splitlines() == [
