@@ -53,6 +53,7 @@ from pipeline.proto.v2.raw import (
     size_of,
 )
 
+_MOST_ID_BYTES = 65_536
 _REQUEST = struct_of(["id", "parameters", "inputs", "outputs"])
 _INPUT = struct_of(["name", "datatype", "shape", "parameters", "data"])
 _NO_JSON = "failed to parse the request JSON buffer: the request is not valid JSON"
@@ -403,8 +404,8 @@ def _large_fields(text: memoryview) -> dict[str, Any]:
             if not is_marked:
                 raise
             members = members_of(marked(whole), _REQUEST)
-        if len(members.get("id", b"")) > SHORT_BYTES:
-            raise TooLargeError(f"'id' of the request has more than {SHORT_BYTES} bytes")
+        if len(members.get("id", b"")) > _MOST_ID_BYTES:
+            raise TooLargeError(f"'id' of the request has more than {_MOST_ID_BYTES} bytes")
         inputs = members.pop("inputs", None)
         fields = {name: _short(name, value_of(value)) for name, value in members.items()}
         if inputs is not None:

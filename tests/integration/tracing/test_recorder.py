@@ -238,7 +238,6 @@ def test_the_environment_may_switch_it_off(name: str, value: str, monkeypatch: p
     [
         ("OTEL_TRACES_EXPORTER", "zipkin", "'zipkin' is not installed"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon", "one of grpc, .*found 'carrier-pigeon'"),
-        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf", "opentelemetry-exporter-otlp-"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "cannot be made: .*'soon'"),
     ],
 )

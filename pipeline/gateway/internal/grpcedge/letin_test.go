@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -20,13 +19,13 @@ import (
 	"pipeline/gateway/internal/reserved"
 )
 
-// gateOf returns a gate for root, who may do all. more is JSON behind the file's first key.
-func gateOf(t *testing.T, more ...string) *access.Gate {
+// gateOf returns a gate for root, who may do all.
+func gateOf(t *testing.T) *access.Gate {
 	t.Helper()
 	folder := t.TempDir()
 	file, document := filepath.Join(folder, "callers.json"), filepath.Join(folder, "access.json")
 	text := fmt.Sprintf(`{"callers": [{"name": "root", "roles": ["admin"], "tokens": ["sha256:%x"]}]}`, sha256.Sum256([]byte("r-token")))
-	for path, text := range map[string]string{file: text, document: `{"callers_file": "` + file + `"` + strings.Join(more, "") + `}`} {
+	for path, text := range map[string]string{file: text, document: `{"callers_file": "` + file + `"}`} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -60,21 +59,6 @@ func TestACallNeedsACallerWhoMay(t *testing.T) {
 	}
 	b.peer.AnswerBytes(asked.ID, []byte("well"))
 	(<-ended).wants(t, codes.OK, "")
-}
-
-func TestACallWhoseTimeEndsInTheQueueIsLateAndNotRefused(t *testing.T) {
-	gate := gateOf(t, `, "fair_share": {"in_flight": 1, "queue": 8, "max_wait_s": 60}`)
-	b := start(t, greeting(), func(config *Config, _ *fixed) { config.Gate = gate })
-	root := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer r-token")
-	first := b.call(root, ask, "hello")
-	asked := b.peer.AskedBytes()
-	short, cancel := context.WithTimeout(root, 200*time.Millisecond)
-	defer cancel()
-	if late := <-b.call(short, ask, "hello"); late.code != codes.DeadlineExceeded {
-		t.Errorf("%v", late)
-	}
-	b.peer.AnswerBytes(asked.ID, []byte("well"))
-	(<-first).wants(t, codes.OK, "")
 }
 
 func TestAServerIsToldWhatCallersMaySet(t *testing.T) {
