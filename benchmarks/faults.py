@@ -126,6 +126,8 @@ class Fault:
         may_fail: whether requests may fail; otherwise each has to be answered.
         strike: called once the clients are there; returns when the fault is over.
         keys: made in a context that ends with the server.
+        needs: a program.
+        needs_root: the command that it runs under does.
     """
 
     name: str
@@ -133,6 +135,8 @@ class Fault:
     strike: Callable[[Service], None] = lambda service: time.sleep(3)
     keys: Callable[[ExitStack], Mapping[str, Any]] = lambda stack: {}
     under: tuple[str, ...] = ()
+    needs: str = ""
+    needs_root: bool = False
 
 
 def _repeat(times: int, hit: Callable[[Service], None]) -> Callable[[Service], None]:
@@ -242,12 +246,14 @@ FAULTS = (
     Fault("SIGSTOP of a zygote, 2 times", strike=_repeat(2, _stop(_ZYGOTE))),
     Fault("SIGSTOP of the gateway, 2 times", strike=_repeat(2, _stop(_GATEWAY))),
     Fault("SIGSTOP of the server, 2 times", strike=_repeat(2, _stop("server"))),
-    Fault("full /dev/shm and a full disk of the logs", under=_IN_A_SHELL),
+    Fault("full /dev/shm and a full disk of the logs", under=_IN_A_SHELL, needs_root=True),
     Fault("64 descriptors", True, under=("prlimit", "--nofile=64:64")),
     Fault("no more memory for the workers", True, _limit),
     Fault("200 half-open peers", strike=_half_open),
-    Fault("Redis is gone", strike=_REDIS.gone, keys=_REDIS.keys),
-    Fault("Redis stops for a second, 3 times", strike=_REDIS.slow, keys=_REDIS.keys),
+    Fault("Redis is gone", False, _REDIS.gone, _REDIS.keys, needs="redis-server"),
+    Fault(
+        "Redis stops for a second, 3 times", False, _REDIS.slow, _REDIS.keys, needs="redis-server"
+    ),
 )
 
 
@@ -300,8 +306,8 @@ def _possible(names: list[str]) -> Iterator[Fault]:
     for fault in FAULTS:
         if names and not any(name in fault.name for name in names):
             continue
-        is_here = "Redis" not in fault.name or shutil.which("redis-server")
-        if is_here and (fault.under[:1] != ("unshare",) or os.geteuid() == 0):
+        is_here = not fault.needs or shutil.which(fault.needs)
+        if is_here and (not fault.needs_root or os.geteuid() == 0):
             yield fault
         else:
             print(f"not run: {fault.name}", flush=True)

@@ -314,7 +314,7 @@ def _of_json(value: Any, like: np.ndarray) -> np.ndarray:
     if like.dtype.kind in "OSU":
         return np.array(value, object).reshape(like.shape)
     array = np.array(value, object).reshape(like.shape)
-    lost = array == None  # noqa: E711, in each element
+    lost = np.equal(array, None)
     array[lost] = like[lost]
     return array.astype(like.dtype)
 

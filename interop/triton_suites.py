@@ -1,4 +1,4 @@
-"""Triton's own suites (`qa/`), run unchanged against `python -m pipeline repository`.
+"""Triton's own suites (`qa/`), run against `python -m pipeline repository`.
 
 Each suite is run by its own `test.sh`, in namespaces of its own: there /opt/tritonserver holds the
 suites and a `tritonserver` that starts ours, /data the models that Triton's generators make for

@@ -413,6 +413,15 @@ def described(error: BaseException) -> str:
     return f"{kind}: {text}" if text else kind
 
 
+def with_text(error: PipelineError, text: str) -> PipelineError:
+    """Return a copy with another text, because other requests may have the same error."""
+    kind = type(error)
+    copy = kind.__new__(kind)
+    vars(copy).update(vars(error))
+    copy.args = (text,)
+    return copy
+
+
 def error_from_fields(
     name: str,
     code: int,

@@ -358,7 +358,10 @@ def _doors(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tls(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the TLS of gRPC. Raises ConfigError: its files are not named, or it cannot be."""
+    """Return the TLS of gRPC.
+
+    Raises ConfigError: a file is not named, or the gateway would not serve gRPC alone.
+    """
     is_mutual = options.grpc_use_ssl_mutual
     if not (options.allow_grpc and (options.grpc_use_ssl or is_mutual)):
         return {}

@@ -13,7 +13,7 @@ from pipeline.data import NO_INFO, RequestInfo
 from pipeline.engine.graph import Graph, build_graph
 from pipeline.engine.model_calls import LAST
 from pipeline.engine.op.channel import Item
-from pipeline.errors import NotImplementedByOpError, PipelineError
+from pipeline.errors import NotImplementedByOpError, PipelineError, with_text
 from pipeline.op import EXECUTOR_NAME, Op, RequestOp, ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.backends.base import Backend, ModelSource
@@ -215,10 +215,7 @@ def tell_missing(outputs: Iterable[str], present: Container[str]) -> None:
 
 def within(ensemble: str, error: PipelineError) -> PipelineError:
     """Return an error of the same kind that says in which ensemble it came to be."""
-    kind = type(error)
-    copy = kind.__new__(kind)
-    copy.__dict__.update(error.__dict__)
-    copy.args = (f"in ensemble '{ensemble}', {error}",)
+    copy = with_text(error, f"in ensemble '{ensemble}', {error}")
     copy.op = None
     return copy
 

@@ -20,7 +20,7 @@ from pipeline.engine.model_calls import (
     PeerCall,
 )
 from pipeline.engine.request import SinkBase, StreamHandle
-from pipeline.errors import ClosedError, PipelineError, UserCodeError, described
+from pipeline.errors import ClosedError, PipelineError, UserCodeError, described, with_text
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -83,10 +83,7 @@ def refused(model: str, error: Exception) -> PipelineError:
     if not isinstance(error, PipelineError):
         _LOGGER.error("model '%s' could not be called", model, exc_info=error)
         error = UserCodeError(described(error))
-    own = type(error).__new__(type(error))  # other requests may also have the error
-    vars(own).update(vars(error))
-    own.args = (f"Model {model} - Error when running inference: {error}",)
-    return own
+    return with_text(error, f"Model {model} - Error when running inference: {error}")
 
 
 def begin_check(work: Callable[[], None]) -> None:

@@ -177,10 +177,9 @@ def _check_precision(name: str, compiled: Any, precision: str) -> None:
 
 
 def _spec(model: str, port: Any) -> TensorSpec:
-    dtype = _DTYPES.get(port.element_type.get_type_name())
-    name = _name(port)
+    kind, name = port.element_type.get_type_name(), _name(port)
+    dtype = _DTYPES.get(kind)
     if dtype is None:
-        kind = port.element_type.get_type_name()
         raise InitError(f"[{model}] {name!r} is {kind}, which engine: openvino does not support")
     shape = port.partial_shape
     if shape.rank.is_dynamic:
