@@ -526,8 +526,9 @@ def test_workers_of_all_models_are_forked_by_two_replaceable_zygotes(tmp_path):
         status = Path(f"/proc/{pid}/status").read_text()
         return int(status.partition("PPid:")[2].split()[0])
 
-    def answers_all():
-        return all(infer(server, name, [1.0])[0] == 200 for name in ("a", "b", "c"))
+    def has_a_new_parent(model):
+        with contextlib.suppress(TypeError, LookupError, OSError):  # it has no worker, or one that is ending
+            return parent(model) != zygote
 
     with serving(tmp_path, models=("a", "b")) as server:
         zygote = parent("a")
@@ -541,9 +542,8 @@ def test_workers_of_all_models_are_forked_by_two_replaceable_zygotes(tmp_path):
             wait_until(lambda: not server.models.versions("c"))
             assert control(server, "c", "load") == (200, None)
         assert arena._count <= regions + 3, "they are used again; a worker may still be ending"
-        os.kill(zygote, signal.SIGKILL)  # its workers go with it
-        wait_until(answers_all)
-        assert parent("a") != zygote
+        os.kill(zygote, signal.SIGKILL)  # its workers go with it, a moment later
+        wait_until(lambda: all(map(has_a_new_parent, ("a", "b", "c"))))
 
 
 def children(pid):
