@@ -527,7 +527,9 @@ def test_workers_of_all_models_are_forked_by_two_replaceable_zygotes(tmp_path):
         return int(status.partition("PPid:")[2].split()[0])
 
     def has_a_new_parent(model):
-        with contextlib.suppress(TypeError, LookupError, OSError):  # it has no worker, or one that is ending
+        with contextlib.suppress(
+            TypeError, LookupError, OSError
+        ):  # it has no worker, or one that is ending
             return parent(model) != zygote
 
     with serving(tmp_path, models=("a", "b")) as server:
