@@ -9,8 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from pipeline.data import ChannelData
 from pipeline.engine.model_calls import MetricUse, ModelChange, ModelHost, PeerCall
+from pipeline.engine.run.payload import opened
 from pipeline.errors import PipelineError, error_to_fields
 from pipeline.workers.peer_calls import ModelCheck, PeerSink, changed, used
 from pipeline.workers.process.calls import AnswersMessage, CallsMessage, WireAnswer, WirePartLimit
@@ -93,8 +96,9 @@ class CallHost:
         for wire in calls.calls:
             if wire.metric is not None:
                 self._use(wire.number, wire.metric)
-            elif wire.change is not None:
-                task = self._loop.create_task(self._change(wire.number, wire.change))
+            elif wire.change is not None and wire.feeds is not None:
+                work = self._change(wire.number, wire.change, wire.feeds)
+                task = self._loop.create_task(work)
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             elif wire.call is not None and wire.feeds is not None:
@@ -126,7 +130,9 @@ class CallHost:
         if number:
             self._send(WireAnswer(number, error=_fields(part.error), value=part.value))
 
-    async def _change(self, number: int, change: ModelChange) -> None:
+    async def _change(self, number: int, change: ModelChange, files: SerializedPayload) -> None:
+        payload = self._memory.payload(files, self._maker)
+        change = msgspec.structs.replace(change, files=opened(payload, False, bytes_as_views=True))
         part = await changed(self._models, change)
         self._send(WireAnswer(number, error=_fields(part.error), is_ready=part.is_ready))
 

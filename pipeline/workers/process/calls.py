@@ -31,7 +31,10 @@ _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 class WireCall(msgspec.Struct, array_like=True):
-    """One of three calls, by its number, which rises from 1; 0: nobody waits for an answer."""
+    """One of three calls, by its number, which rises from 1; 0: nobody waits for an answer.
+
+    `feeds` are the inputs of a `call`, or the files of a `change`.
+    """
 
     number: int
     call: PeerCall | None = None
@@ -121,9 +124,11 @@ class CallLink:
 
     def change(self, change: ModelChange, on_part: OnPart) -> None:
         """Have a model loaded or unloaded. Raises PipelineError: the server has ended."""
+        change = _checked(change, ModelChange)
+        files, change = dict(change.files), msgspec.structs.replace(change, files={})
         with self._lock:
-            self._begun()
-            self._ask(WireCall(0, change=_checked(change, ModelChange)), on_part)
+            payload = serialize(files, self._begun(), self._arena)
+            self._ask(WireCall(0, feeds=payload, change=change), on_part)
 
     def metric(self, use: MetricUse, on_part: OnPart | None) -> None:
         """Use a metric. Raises PipelineError: the server has ended, or a type is wrong."""

@@ -15,9 +15,7 @@ from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.flow import ENDED
 from pipeline.engine.streams.run import Entry, StreamRun
 from pipeline.engine.worker_api import Job
-from pipeline.errors import (
-    PipelineError,
-)
+from pipeline.errors import PipelineError, with_text
 from pipeline.metrics import LEDGER
 from pipeline.op import Op
 from pipeline.predictors.base import ModelMetadata
@@ -236,7 +234,8 @@ class ProcessWorker:
             try:
                 items.append(self._codec.item(item, payloads))
             except PipelineError as error:
-                run.outcomes[index] = error
+                # The traceback refers to the run, and only the gc could free both.
+                run.outcomes[index] = with_text(error, str(error))
                 run.unsent = [*(run.unsent or ()), index]
                 continue
             indexes.append(index)
@@ -302,7 +301,7 @@ class ProcessWorker:
             try:
                 wire = self._codec.item(item, payloads)
             except PipelineError as error:
-                ends.append((place, error))
+                ends.append((place, with_text(error, str(error))))
                 continue
             wire.sequence = run.numbers[place]
             items.append((place, wire))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -107,15 +107,15 @@ def numbers_in(work: Jobs) -> list[int]:
 class ActorMemory:
     """The actor's side: the objects of the running call and of its reply."""
 
+    min_bytes: ClassVar[int] = MIN_BYTES
+
     def __init__(self) -> None:
         self.objects: dict[int, Sequence[Bytes]] = {}
         self._made: dict[int, Bytes] = {}
         self._count = 0
 
-    def alloc(self, size: int) -> Block | None:
-        """Return a block to write to; None: the size is small."""
-        if size < MIN_BYTES:
-            return None
+    def alloc(self, size: int) -> Block:
+        """Return a block to write to."""
         self._count += 1
         self._made[self._count] = np.empty(size, np.uint8)
         return Block(_MADE, self._count, size)
@@ -173,6 +173,8 @@ class RayMemory(MemoryDomain):
         trusts_workers: whether any data that an actor has serialized may be unpickled here.
     """
 
+    min_bytes: ClassVar[int] = MIN_BYTES
+
     def __init__(self, api: RayApi, trusts_workers: bool = False) -> None:
         self._api = api
         self._loads: Loads = anything_of if trusts_workers else data_of
@@ -193,7 +195,7 @@ class RayMemory(MemoryDomain):
         """Serialize a payload for another process. Raises as `payload.serialize` does."""
         self._settle()
         self._writing = []
-        serialized = serialize(payload, self, self, MIN_BYTES)
+        serialized = serialize(payload, self, self)
         if serialized.buffers:
             self._last += 1
             self._objects[self._last] = _Stored(None, self._writing)
@@ -211,7 +213,7 @@ class RayMemory(MemoryDomain):
             self._objects[block.region].used += 1
         return SharedPayload(serialized, self, self._released.extend, loads, maker)
 
-    def alloc(self, size: int) -> Block | None:
+    def alloc(self, size: int) -> Block:
         """Add a block to the object that is being written."""
         self._writing.append(np.empty(size, np.uint8))
         return Block(_MADE, len(self._writing) - 1, size)

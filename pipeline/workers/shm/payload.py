@@ -29,17 +29,11 @@ from pipeline.workers.shm.pickling import (
     is_picklable,
 )
 
-# Larger values go to shared memory. Measured to another process and back: a block costs 12 us for
-# any size, and so does the socket pair with 4 KiB of an array or 10 KiB of bytes; with 1 MiB the
-# socket pair costs 3 ms more.
-THRESHOLD = 16 * 1024
-
 Loads = Callable[..., Any]
 """`pickle.loads`, or a function that does the same for some pickles only."""
 
 _NUMBERS = frozenset({int, float, bool})
 _SCALARS = _NUMBERS | {type(None)}
-_MAX_IN_BAND = 2**32 - 1  # bytes that msgpack can hold
 _SHORT_LIST = 64  # items that are checked faster one by one than by our own Pickler
 _RAW = {kind.__name__: kind for kind in (bytes, bytearray, str)}
 _ONLY_KEY = "payload"  # of the dict that replaces a payload that is not a dict
@@ -53,8 +47,9 @@ class SerializedPayload(msgspec.Struct, array_like=True, gc=False):
 
     `data` is pickled: the payload itself or, if `is_out_of_band`, the payload with holes and the
     values for them. `buffers` hold large values: first the values that the pickle refers to, then
-    the values for the holes, in order. A payload of a few arrays is not pickled: `arrays` describes
-    them, and `buffers` hold the large ones in order.
+    the values for the holes, in order, and last the pickle, if it is large: then `data` is empty. A
+    payload of a few arrays is not pickled: `arrays` describes them, and `buffers` hold the large
+    ones in order.
     """
 
     data: bytes
@@ -70,7 +65,14 @@ class BlockReader(Protocol):
 
 
 class PayloadMemory(Protocol):
-    """Memory for the large values of `serialize`; `RegionAllocator` is one."""
+    """Memory for the large values of `serialize`; `RegionAllocator` is one.
+
+    Attributes:
+        min_bytes: shorter values stay in the message.
+    """
+
+    @property
+    def min_bytes(self) -> int: ...
 
     def alloc(self, size: int) -> Block | None: ...
 
@@ -85,35 +87,52 @@ def serialize(
     payload: Any,
     memory: PayloadMemory,
     arena: BlockReader,
-    threshold: int = THRESHOLD,
     find: Find | None = None,
 ) -> SerializedPayload:
-    """Pickle `payload`; values of `threshold` bytes or more go into blocks of `memory`.
+    """Pickle `payload`; values of `memory.min_bytes` or more go into blocks of `memory`.
 
     Arrays that `find` knows a block of are not copied: the caller keeps these arrays. Arrays go
     into blocks anywhere in the payload; bytes, bytearrays and strings only as values of the
     payload, or one level deeper in a dict, list or tuple. A memoryview there arrives as bytes.
-    Values without room stay in the pickle. The payload is not changed. An object that it contains
-    twice may arrive as two.
+    So does a large pickle. The payload is not changed. An object that it contains twice may arrive
+    as two.
 
     Raises:
-        PayloadTypeError: a value cannot be pickled, not even by dill; or it is too long.
+        PayloadTypeError: a value cannot be pickled, not even by dill.
         OverloadedError: there is no memory left. After any error, nothing is left in `memory`.
     """
     try:
-        serialized = _serialize(payload, memory, arena, threshold, find)
+        serialized = _serialize(payload, memory, arena, memory.min_bytes, find)
+        if len(serialized.data) >= memory.min_bytes:
+            _put_pickle(serialized, memory, arena)
     except MemoryError as error:
         raise OverloadedError(
             f"there is not enough memory to send {type(payload).__name__} to another process"
+            f"{f': {error}' if error.args else ''}"
         ) from error
-    if len(serialized.data) > _MAX_IN_BAND:
+    return serialized
+
+
+def _put_pickle(serialized: SerializedPayload, memory: PayloadMemory, arena: BlockReader) -> None:
+    """Put a large pickle into a block. Raises MemoryError."""
+    try:
+        block = _block_of(len(serialized.data), memory)
+    except BaseException:
         for block in serialized.buffers:
             memory.free(block)
-        raise PayloadTypeError(
-            f"a payload of {len(serialized.data)} bytes found no room in shared memory and is too "
-            "long for a socket: raise dag.shared_memory_mib"
+        raise
+    arena.read(block)[:] = serialized.data
+    serialized.buffers = [*serialized.buffers, block]
+    serialized.data = b""
+
+
+def _block_of(size: int, memory: PayloadMemory) -> Block:
+    block = memory.alloc(size)
+    if block is None:
+        raise MemoryError(
+            f"{size} bytes have no room in shared memory: raise dag.shared_memory_mib"
         )
-    return serialized
+    return block
 
 
 def _serialize(
@@ -211,11 +230,12 @@ class _Serializer:
             if kind is np.ndarray:
                 is_taken = self._take_array_out(copy, key, value)
             elif kind is memoryview:
-                is_taken = self._take_view_out(copy, key, value)
-                is_changed = True
+                self._take_view_out(copy, key, value)
+                is_taken = True
             elif kind is str or kind is bytes or kind is bytearray:
-                is_large = len(value) >= self._threshold
-                is_taken = is_large and self._take_text_out(copy, key, value)
+                is_taken = len(value) >= self._threshold
+                if is_taken:
+                    self._take_text_out(copy, key, value)
             elif goes_deeper and _may_hold_large(value):
                 copy[key] = inner = self._without_large(value)
                 is_changed |= inner is not value
@@ -241,55 +261,41 @@ class _Serializer:
 
     def _data_of(self, array: np.ndarray[Any, Any], order: Order) -> bytes | None:
         """Return the bytes of an array; None: they are in a block."""
-        if array.nbytes >= self._threshold and self._puts_array(array, order):
-            return None
-        return array.tobytes(order)
+        if array.nbytes < self._threshold:
+            return array.tobytes(order)
+        self._put_array(array, order)
+        return None
 
-    def _puts_array(self, array: np.ndarray[Any, Any], order: Order) -> bool:
-        """Put `array` into a block, if there is room: copied once, for any strides."""
+    def _put_array(self, array: np.ndarray[Any, Any], order: Order) -> None:
+        """Put `array` into a block: copied once, for any strides."""
         if self._find is not None and array.flags.forc:
             block = self._find(array)
             if block is not None:
                 self._blocks_out_of_band.append(block)
-                return True
+                return
         view = self._room(array.nbytes, self._blocks_out_of_band)
-        if view is None:
-            return False
         np.copyto(np.ndarray(array.shape, array.dtype, view, order=order), array)
-        return True
 
-    def _take_view_out(self, holder: Any, key: Any, view: memoryview) -> bool:
+    def _take_view_out(self, holder: Any, key: Any, view: memoryview) -> None:
         """Let the bytes of a received body arrive as `bytes`, without a copy here."""
-        if self._puts_array(np.frombuffer(view, np.uint8), "C"):
-            self._out_of_band.append((holder, key, "bytes", None, "", None))
-            return True
-        holder[key] = bytes(view)
-        return False
+        self._put_array(np.frombuffer(view, np.uint8), "C")
+        self._out_of_band.append((holder, key, "bytes", None, "", None))
 
-    def _take_text_out(self, holder: Any, key: Any, text: str | bytes | bytearray) -> bool:
+    def _take_text_out(self, holder: Any, key: Any, text: str | bytes | bytearray) -> None:
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-        view = self._room(len(raw), self._blocks_out_of_band)
-        if view is None:
-            return False
-        view[:] = raw
+        self._room(len(raw), self._blocks_out_of_band)[:] = raw
         self._out_of_band.append((holder, key, type(text).__name__, None, "", None))
-        return True
 
     def _keeps_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         """Return whether memory that pickle found stays in its stream."""
         with buffer.raw() as raw:
             if raw.nbytes < self._threshold:
                 return True
-            view = self._room(raw.nbytes, self._blocks_of_pickle)
-            if view is None:
-                return True
-            view[:] = raw
+            self._room(raw.nbytes, self._blocks_of_pickle)[:] = raw
         return False
 
-    def _room(self, size: int, blocks: list[Block]) -> memoryview | None:
-        block = self._memory.alloc(size)
-        if block is None:
-            return None
+    def _room(self, size: int, blocks: list[Block]) -> memoryview:
+        block = _block_of(size, self._memory)
         blocks.append(block)
         return self._arena.read(block)
 
@@ -334,7 +340,7 @@ def deserialize(
             return _filled(serialized, arena, copy, loads, bytes_as_views)
         if serialized.buffers:
             views = map(arena.read, serialized.buffers)
-            return loads(serialized.data, buffers=_for_pickle(views, copy))
+            return loads(_pickle_of(serialized, arena), buffers=_for_pickle(views, copy))
         return loads(serialized.data)
     except MemoryError:
         raise
@@ -348,12 +354,17 @@ def deserialize(
         ) from error
 
 
+def _pickle_of(serialized: SerializedPayload, arena: BlockReader) -> bytes | memoryview:
+    return serialized.data or arena.read(serialized.buffers[-1])
+
+
 def _filled(
     serialized: SerializedPayload, arena: BlockReader, copy: bool, loads: Loads, as_views: bool
 ) -> Any:
     """Unpickle, and put back the values that were taken out."""
     views = map(arena.read, serialized.buffers)
-    rest, out_of_band, tuples, is_dict = loads(serialized.data, buffers=_for_pickle(views, copy))
+    pickled = _pickle_of(serialized, arena)
+    rest, out_of_band, tuples, is_dict = loads(pickled, buffers=_for_pickle(views, copy))
     for holder, key, kind, shape, order, data in out_of_band:
         raw = next(views) if data is None else data
         if as_views and kind == "bytes":

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pipeline.engine.run.payload import ALIGNMENT, MemoryDomain
-from pipeline.workers.shm.arena import Arena, Block, RegionAllocator, address_of
+from pipeline.workers.shm.arena import MIN_BLOCK_BYTES, Arena, Block, RegionAllocator, address_of
 from pipeline.workers.shm.payload import (
     BlockLease,
     Loads,
@@ -35,6 +35,7 @@ class ServerMemory(MemoryDomain):
     """
 
     is_mapped: ClassVar[bool] = True
+    min_bytes: ClassVar[int] = MIN_BLOCK_BYTES
 
     def __init__(self, arena: Arena, trusts_workers: bool = False) -> None:
         self.arena = arena

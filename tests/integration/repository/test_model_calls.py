@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from doubles import http, wait_until
 from repositories import add_identity, add_python, control, serving
+
+from pipeline.workers.process.wire import Link, Unframer
 
 HEAD = """
 import asyncio, json, os, threading, time
@@ -370,3 +373,48 @@ def test_concurrent_loads_that_load_other_models_do_not_deadlock(tmp_path):
         add_code(tmp_path, name, HEAD + LOADS_FOUR)
     with serving(tmp_path, models=outer) as server:
         assert [ask(server, name) for name in outer] == ["True"] * 4
+
+
+LARGE = """
+answer = np.full((1, 100_000), "text", object)
+found.append(pb.InferenceResponse([pb.Tensor("OUTPUT0", answer)]))
+"""
+LOADS_LARGE = """
+file = open(os.path.join(os.path.dirname(__file__), "other.py"), "rb").read()
+config = open(os.path.join(os.path.dirname(__file__), "other.json")).read()
+pb.load_model("other", config, {"file:1/model.py": file + b"#" * 1_000_000})
+answer = asked("other", np.ones((1, 300_000), np.float32)).exec()
+found.append(told(str(answer.output_tensors()[0].as_numpy().shape)))
+"""
+
+
+def test_the_sockets_of_workers_carry_nothing_of_a_callers_size(tmp_path, monkeypatch):
+    """The event loop reads and writes them: large data is in shared memory."""
+    lengths = []
+    send, feed = Link.send, Unframer.feed
+
+    def sending(link, frame):
+        lengths.append(len(frame))
+        send(link, frame)
+
+    def feeding(unframer, data):
+        bodies = feed(unframer, data)
+        lengths.extend(map(len, bodies))
+        return bodies
+
+    monkeypatch.setattr(Link, "send", sending)
+    monkeypatch.setattr(Unframer, "feed", feeding)
+    add(tmp_path / "apart", "other", LARGE)
+    add(tmp_path / "models", "loads", LOADS_LARGE)
+    tensor = {"data_type": "TYPE_FP32", "dims": [-1, -1]}
+    config = {
+        "backend": "python",
+        "input": [{"name": "INPUT0", **tensor}],
+        "output": [{"name": "OUTPUT0", **tensor, "data_type": "TYPE_STRING"}],
+    }
+    folder = tmp_path / "models" / "loads" / "1"
+    shutil.copy(tmp_path / "apart" / "other" / "1" / "model.py", folder / "other.py")
+    (folder / "other.json").write_text(json.dumps(config))
+    with serving(tmp_path / "models", models=("loads",)) as server:
+        assert ask(server, "loads") == "(1, 100000)"
+    assert max(lengths) < 64 * 1024

@@ -226,17 +226,18 @@ EDGES = pytest.mark.parametrize("edge", ["embedded", "gateway"])
 
 @EDGES
 @pytest.mark.usefixtures("gateway_binary")
-def test_without_shared_memory_bodies_use_sockets(edge):
-    """A region has 1 MiB here, which no body and no answer fits."""
+def test_a_body_without_room_in_shared_memory_is_refused(edge):
+    """A region has 1 MiB here."""
     op = StoresInputs("keeps", [RequestOp()], concurrency=1)
     dag = {"is_thread_op": False, "shared_memory_mib": 1}
     with server_for(op, dag=dag, edge=edge) as running:
         caller = Caller(running)
-        for number in range(1, 4):
+        for _ in range(2):
             status, data = caller.ask(1, 3 * 2**20, ("sum", "x"))
+            assert status == 503
+            assert "raise dag.shared_memory_mib" in str(data)
+            status, data = caller.ask(1, 2**17, ("sum", "x"))
             assert status == 200, data
-            assert np.frombuffer(data, np.int64, 1)[0] == number
-            assert data[8:] == b"\1" + bytes([7]) * (3 * 2**20 - 1)
         caller.close()
         wait_until(lambda: used(running) == 0)
 

@@ -350,7 +350,8 @@ async def test_waiting_jobs_precede_new_ones(pool, first, second):
 
 @played()
 async def test_more_than_the_socket_takes_is_sent_as_the_worker_reads(pool, child):
-    runs = [run_of(number, x=[0.5] * 20_000) for number in range(20)]
+    short = {str(key): np.zeros(1500) for key in range(12)}  # none of them goes to shared memory
+    runs = [run_of(number, **short) for number in range(20)]
     for run in runs:
         pool.workers.submit([run])
     jobs = child.take()
@@ -366,7 +367,8 @@ async def test_more_than_the_socket_takes_is_sent_as_the_worker_reads(pool, chil
 
 @played()
 async def test_a_worker_that_dies_with_unsent_frames_loses_no_job(pool, child):
-    runs = [run_of(number, x=[0.5] * 20_000) for number in range(20)]
+    short = {str(key): np.zeros(1500) for key in range(12)}
+    runs = [run_of(number, **short) for number in range(20)]
     pool.workers.submit(runs)
     child.closes_its_socket()
     await settle()

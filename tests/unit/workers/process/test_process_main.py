@@ -17,7 +17,7 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import Tensor
 from pipeline.deadline import call_deadline
-from pipeline.errors import PredictorUnavailableError, error_from_fields
+from pipeline.errors import OverloadedError, PredictorUnavailableError, error_from_fields
 from pipeline.op import WorkerSpec, configure_op
 from pipeline.workers.process.main import WorkerMain
 from pipeline.workers.process.pages import StatusPage
@@ -328,18 +328,18 @@ def test_blocks_that_the_server_has_freed_are_used_again():
         assert len(seen) <= 2
 
 
-def test_without_room_large_data_is_in_band():
+def test_an_answer_without_room_fails_alone():
     with Home() as home:
         home.ready()
-        lengths = []
+        payload = home.memory.payload(home.serialized({"x": BIG}))
+        opened = []
         for _ in range(20):
-            payload = home.memory.payload(home.serialized({"x": BIG}))
             home.send(WireJob(next(home.numbers), [WireItem(1, 0, {"read": payload.serialized})]))
             (result,), _ = home.results()
-            assert (home.opened(result)[0]["x"] == BIG).all()
-            lengths.append(len(result.outcomes[0].payload.buffers))
-        assert lengths[0] == 1
-        assert lengths[-1] == 0
+            opened += home.opened(result)
+        assert (opened[0]["x"] == BIG).all()
+        assert isinstance(opened[-1], OverloadedError)
+        assert "[op]" in str(opened[-1])
 
 
 def test_an_answer_that_no_pickle_takes_fails_alone():

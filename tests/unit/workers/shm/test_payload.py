@@ -21,16 +21,15 @@ from same_payload import assert_same
 
 from pipeline.engine.run.payload import opened
 from pipeline.errors import OverloadedError, PayloadTypeError
-from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
+from pipeline.workers.shm.arena import MIN_BLOCK_BYTES, Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import (
-    THRESHOLD,
     SerializedPayload,
     SharedPayload,
     deserialize,
     serialize,
 )
 
-LARGE = 2 * THRESHOLD
+LARGE = 2 * MIN_BLOCK_BYTES
 
 
 class Shared:
@@ -40,6 +39,7 @@ class Shared:
         self.arena = Arena(region_bytes)
         region = self.arena.new_region()
         self.region = RegionAllocator(self.arena.view(region), region)
+        self.min_bytes = MIN_BLOCK_BYTES
         self.refuses: Iterator[bool] = iter(())
 
     def alloc(self, size: int) -> Block | None:
@@ -48,8 +48,9 @@ class Shared:
     def free(self, block: Block) -> None:
         self.region.free(block)
 
-    def serialize(self, payload: Any, threshold: int = THRESHOLD) -> SerializedPayload:
-        return serialize(payload, self, self.arena, threshold)
+    def serialize(self, payload: Any, min_bytes: int = MIN_BLOCK_BYTES) -> SerializedPayload:
+        self.min_bytes = min_bytes
+        return serialize(payload, self, self.arena)
 
     def give_back(self, serialized: SerializedPayload) -> None:
         for block in serialized.buffers:
@@ -68,7 +69,7 @@ def over_the_wire(serialized: SerializedPayload) -> SerializedPayload:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(serialized), type=SerializedPayload)
 
 
-def travel(shared: Shared, payload: Any, threshold: int = THRESHOLD) -> Any:
+def travel(shared: Shared, payload: Any, threshold: int = MIN_BLOCK_BYTES) -> Any:
     """Seal, open, give back."""
     serialized = over_the_wire(shared.serialize(payload, threshold))
     opened = deserialize(serialized, shared.arena)
@@ -124,15 +125,14 @@ VALUES = st.recursive(
 PAYLOADS = st.dictionaries(st.text(max_size=3), VALUES, max_size=5) | VALUES
 
 
-@example({"x": "\ud800" * LARGE}, 64, [])
-@example([(b"x" * 100, [b"y" * 100]), {"a": np.zeros(100)}], 64, [])
-@example({"x": np.arange(12).reshape(3, 4, order="F")}, 64, [])
-@example([[[np.arange(12, dtype=">i4").reshape(3, 4, order="F")[:, ::2]]]], 64, [])
+@example({"x": "\ud800" * LARGE}, 64)
+@example([(b"x" * 100, [b"y" * 100]), {"a": np.zeros(100)}], 64)
+@example({"x": np.arange(12).reshape(3, 4, order="F")}, 64)
+@example([[[np.arange(12, dtype=">i4").reshape(3, 4, order="F")[:, ::2]]]], 64)
 @settings(deadline=None)
-@given(PAYLOADS, st.sampled_from([1, 64, 1000]), st.lists(st.booleans()))
-def test_each_payload_arrives_unchanged(payload, threshold, refuses):
+@given(PAYLOADS, st.sampled_from([1, 64, 1000]))
+def test_each_payload_arrives_unchanged(payload, threshold):
     shared, before = Shared(), pickle.dumps(payload)
-    shared.refuses = iter(refuses)
     serialized = over_the_wire(shared.serialize(payload, threshold))
     assert pickle.dumps(payload) == before
     results = [deserialize(serialized, shared.arena) for _ in range(2)]
@@ -201,13 +201,34 @@ def test_a_short_payload_is_a_plain_pickle(shared):
     assert shared.serialize(payload) == SerializedPayload(pickle.dumps(payload, 5))
 
 
-def test_without_room_all_data_is_in_the_pickle():
-    shared = Shared(2**14)
-    payload = {"a": np.arange(LARGE), "b": b"x" * LARGE, "c": "x" * LARGE, "d": [[np.ones(LARGE)]]}
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"numbers": list(range(LARGE))},
+        [[1, "x" * LARGE]],
+        {str(key): key for key in range(LARGE)},
+        {"large": np.arange(LARGE), "keys": {"a": ["x" * 100] * LARGE}},
+    ],
+    ids=["numbers", "text among numbers", "keys", "beside an array"],
+)
+def test_every_message_is_short(shared, payload):
     serialized = shared.serialize(payload)
-    assert serialized.buffers == []
-    assert_same(payload, deserialize(serialized, shared.arena))
-    shared.arena.close()
+    assert len(msgspec.msgpack.encode(serialized)) < 2 * MIN_BLOCK_BYTES
+    for copy in (True, False):
+        result = deserialize(over_the_wire(serialized), shared.arena, copy)
+        assert_same(payload, result, is_private=copy)
+    shared.give_back(serialized)
+    assert shared.region.used == 0
+
+
+@pytest.mark.parametrize("room", range(5))
+def test_a_payload_without_room_is_refused_and_leaves_no_memory(shared, room):
+    shared.refuses = iter([False] * room + [True])
+    payload = {"a": np.arange(LARGE), "b": b"x" * LARGE, "c": "x" * LARGE, "d": [[np.ones(LARGE)]]}
+    payload["e"] = list(range(LARGE))
+    with pytest.raises(OverloadedError, match=r"send dict.*\d+ bytes have no room.*shared_memory"):
+        shared.serialize(payload)
+    assert shared.region.used == 0
 
 
 @pytest.mark.parametrize("count", [4, LARGE])

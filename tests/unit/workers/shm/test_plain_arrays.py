@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from same_payload import assert_same
 
-from pipeline.workers.shm.payload import THRESHOLD, payload_of_arrays, plain_arrays
+from pipeline.workers.shm.arena import MIN_BLOCK_BYTES
+from pipeline.workers.shm.payload import payload_of_arrays, plain_arrays
 
 DTYPES = st.one_of(
     hnp.scalar_dtypes(), hnp.unicode_string_dtypes(min_len=1), hnp.byte_string_dtypes(min_len=1)
@@ -22,7 +23,7 @@ ARRAYS = hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, min_side=0, max_side=3)
 @settings(max_examples=150, deadline=None)
 @given(ARRAYS | st.dictionaries(st.text(), ARRAYS, min_size=1, max_size=3))
 def test_small_arrays_arrive_unchanged(payload):
-    reported = plain_arrays(payload, THRESHOLD)
+    reported = plain_arrays(payload, MIN_BLOCK_BYTES)
     assert reported is not None
     result = payload_of_arrays(reported, copy=True)
     assert_same(payload, result)
@@ -41,7 +42,7 @@ def test_small_arrays_arrive_unchanged(payload):
         {"x": 1},
         {"x": np.ones(2), "y": [1]},
         {1: np.ones(2)},
-        {"x": np.ones(THRESHOLD // 8)},
+        {"x": np.ones(MIN_BLOCK_BYTES // 8)},
         {"x": np.array([None])},
         {"x": np.zeros(1, [("a", "i4")])},
         {"x": np.ones((2, 3)).T},
@@ -53,7 +54,7 @@ def test_small_arrays_arrive_unchanged(payload):
     ids=str,
 )
 def test_other_payloads_are_not_plain_arrays(payload):
-    assert plain_arrays(payload, THRESHOLD) is None
+    assert plain_arrays(payload, MIN_BLOCK_BYTES) is None
 
 
 @pytest.mark.parametrize("dtype", ["O", "|O", "V8", "f4", "<f4,<f4", "int32", "[('a', 'O')]", "x"])
