@@ -95,8 +95,8 @@ advice: $(READY)
 	$(BIN)/python -m benchmarks.advice
 
 soak: $(READY)
-	$(BIN)/python -m benchmarks.soak
-	$(BIN)/python -m benchmarks.soak --processes
+	$(BIN)/python -m benchmarks.soak threads --requests 1000000
+	for kind in processes streams sequences repository; do $(BIN)/python -m benchmarks.soak $$kind || exit 1; done
 
 chaos: $(READY)
 	$(BIN)/python -m benchmarks.chaos

@@ -14,7 +14,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own is
 
 # Fields of /proc/<pid>/stat, counted from the one after the name.
-_STATE, _PARENT, _SESSION, _RSS_PAGES = 0, 1, 3, 21
+_STATE, _PARENT, _SESSION, _THREADS, _RSS_PAGES = 0, 1, 3, 17, 21
 _CPU_TICKS = slice(11, 15)  # utime, stime, and those of children that ended and were waited for
 
 
@@ -42,6 +42,7 @@ class Holdings:
     shared_descriptors: int
     private_bytes: int
     shared_bytes: int
+    threads: int = 0
 
 
 def usage_of(root: int) -> Usage:
@@ -62,7 +63,8 @@ def cpu_of_each(root: int) -> dict[int, float]:
 
 def holdings_of(root: int) -> Holdings:
     """Processes (zombies too), descriptors and memory of the family of process `root`."""
-    pids = list(_family(root))
+    stats = _family(root)
+    pids = list(stats)
     links = [link for pid in pids for link in _descriptors(pid)]
     shared = list(_memory_files(links))
     return Holdings(
@@ -71,6 +73,7 @@ def holdings_of(root: int) -> Holdings:
         shared_descriptors=len(shared),
         private_bytes=sum(map(_private_bytes, pids)),
         shared_bytes=_bytes_of(shared),
+        threads=sum(int(fields[_THREADS]) for fields in stats.values()),
     )
 
 

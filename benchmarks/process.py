@@ -121,8 +121,12 @@ class Service:
         if (status := self._process.poll()) is not None:
             raise NotMeasuredError(f"{self._last_words()}\n{self.module} died, status {status}")
 
+    def output(self) -> str:
+        """Return what the service has printed."""
+        return self._log.read_text(errors="replace")
+
     def _last_words(self) -> str:
-        return self._log.read_text(errors="replace")[-2000:]
+        return self.output()[-2000:]
 
 
 @contextlib.contextmanager

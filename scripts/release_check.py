@@ -1,15 +1,15 @@
 """Run everything that a release promises, in parts: `make release-check`.
 
-Runs each part that has not passed at this commit, and writes docs/verified.md after each. The state
-is in build/release, with the output of each part. An interrupted run continues with the part that
-it was in. A commit that changes only docs/verified.md counts as the one before it.
+Runs each part that has not passed at this commit, and writes docs/verified.md after each, which is
+all the state that there is: commit it, and another machine continues. A part that passed at an
+earlier commit stays there until it runs again. The output of each part is in build/release. A
+commit that changes only docs/verified.md counts as the one before it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import re
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,10 @@ PASSED, FAILED, LATE, NOT_RUN = "passed", "**failed**", "**took too long**", "no
 _PAGE = Path("docs", "verified.md")
 _MOST_CHARACTERS = 160
 _GRACE_S = 20
+_LOGS = Path("build", "release")
+_ROW = re.compile(
+    r"^\| (.+?) \| `.+?` \| (\S+) \| (.+?) \| (.+?) \| (.+?) \| (\d+) \| (.*) \|$", re.M
+)
 _NOTHING_RAN = re.compile(r"\d+ skipped\b")  # pytest's last line, without a test that passed
 
 
@@ -63,9 +67,9 @@ PARTS = (
     Part("chaos", f"{_BENCH}.chaos"),
     Part("faults", f"{_BENCH}.faults"),
     Part("edge faults", f"{_BENCH}.edge_faults"),
-    Part("soak threads", f"{_BENCH}.soak --plot {_PLOTS}/threads.png"),
-    Part(
-        "soak processes", f"{_BENCH}.soak --processes --seconds 1200 --plot {_PLOTS}/processes.png"
+    *(
+        Part(f"soak {kind}", f"{_BENCH}.soak {kind} --seconds 1200 --plot {_PLOTS}/{kind}.png")
+        for kind in ("threads", "processes", "streams", "sequences", "repository")
     ),
     Part("soak edge", f"{_BENCH}.attack.soak --seconds 1500 --plot {_PLOTS}/edge.png"),
     Part("attack", "make attack"),
@@ -91,21 +95,20 @@ class Outcome:
 
 
 class State:
-    """The outcomes, in a file that is replaced as a whole."""
+    """The outcomes by the names of their parts, and the page that has them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._path = folder / "state.json"
-        stored = json.loads(self._path.read_text()) if self._path.exists() else {}
-        self.outcomes = {name: Outcome(**fields) for name, fields in stored.items()}
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        text = path.read_text("utf-8") if path.exists() else ""
+        self.outcomes = {
+            name: Outcome(commit, date, machine, outcome, int(seconds), artefact)
+            for name, commit, date, machine, outcome, seconds, artefact in _ROW.findall(text)
+        }
 
     def add(self, name: str, outcome: Outcome) -> None:
         self.outcomes[name] = outcome
-        self.folder.mkdir(parents=True, exist_ok=True)
         new = self._path.with_suffix(".new")
-        new.write_text(
-            json.dumps({name: asdict(outcome) for name, outcome in self.outcomes.items()})
-        )
+        new.write_text(page(PARTS, self.outcomes), encoding="utf-8")
         new.replace(self._path)
 
 
@@ -229,10 +232,9 @@ def verify(parts: Sequence[Part], state: State, tree: Tree, is_again: bool = Fal
         if not is_again and last and last.outcome == PASSED and tree.is_same(last.commit, commit):
             continue
         print(f"{part.name}: {part.command}", flush=True)
-        log = state.folder / f"{part.name.replace(' ', '-')}.log"
+        log = tree.root / _LOGS / f"{part.name.replace(' ', '-')}.log"
         outcome = run(part, commit, log, tree.root)
         state.add(part.name, outcome)
-        (tree.root / _PAGE).write_text(page(PARTS, state.outcomes), encoding="utf-8")
         print(f"    {outcome.outcome}, {outcome.seconds} s: {outcome.artefact}", flush=True)
     outcomes = {part.name: state.outcomes[part.name] for part in parts}
     for name, outcome in outcomes.items():
@@ -250,7 +252,7 @@ def main() -> int:
     if unknown := set(given.parts) - set(names):
         parser.error(f"no such parts: {', '.join(sorted(unknown))}")
     parts = [part for part in PARTS if part.name in given.parts or not given.parts]
-    return 0 if verify(parts, State(ROOT / "build" / "release"), Tree(), given.again) else 1
+    return 0 if verify(parts, State(ROOT / _PAGE), Tree(), given.again) else 1
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ end themselves, or the fuzzer kills them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -102,7 +103,8 @@ def _kill(engine: Any, name: str, rng: random.Random) -> None:
     node = next(node for node in engine.executor.nodes.values() if node.name == name)
     alive = [worker.child.pid for worker in node.workers.pool.alive if worker.is_up]
     if alive:
-        os.kill(rng.choice(sorted(alive)), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(rng.choice(sorted(alive)), signal.SIGKILL)
 
 
 async def _until(is_so: Callable[[], bool]) -> None:

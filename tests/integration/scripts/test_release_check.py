@@ -21,6 +21,7 @@ def tree(tmp_path, monkeypatch):
     folder = tmp_path / "checkout"
     (folder / "docs").mkdir(parents=True)
     (folder / "code").write_text("1")
+    (folder / ".gitignore").write_text("/build\n")
     tree = Tree(folder)
     for name in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{name}_NAME", "a")
@@ -36,14 +37,14 @@ def _commit(tree):
 
 
 @pytest.fixture
-def verify(tree, tmp_path, monkeypatch):
-    """Verify with the state of the earlier calls; return the outcomes by their parts."""
+def verify(tree, monkeypatch):
+    """Verify with the page of the earlier calls; return the outcomes by their parts."""
 
     def verify(*parts, **options):
         monkeypatch.setattr(release_check, "PARTS", parts)
-        state = State(tmp_path / "state")
-        is_well = release_check.verify(parts, state, tree, **options)
-        outcomes = State(tmp_path / "state").outcomes
+        page = tree.root / "docs" / "verified.md"
+        is_well = release_check.verify(parts, State(page), tree, **options)
+        outcomes = State(page).outcomes
         return is_well, {name: (each.outcome, each.artefact) for name, each in outcomes.items()}
 
     return verify
@@ -79,6 +80,20 @@ def test_a_part_that_passed_at_this_commit_does_not_run_again(verify, tree, tmp_
     _commit(tree)
     assert runs() == "5"
     assert runs() == "5"
+
+
+def test_the_page_alone_has_what_passed_at_an_earlier_commit(verify, tree):
+    first, second = Part("first", "echo '1 | 2'"), Part("second", "echo 3")
+    verify(first, second)
+    before = (tree.root / "docs" / "verified.md").read_text()
+    (tree.root / "code").write_text("2")
+    _commit(tree)
+    state = State(tree.root / "docs" / "verified.md")
+    assert release_check.verify([second], state, tree)
+    after = (tree.root / "docs" / "verified.md").read_text()
+    (row,) = [line for line in before.splitlines() if line.startswith("| first |")]
+    assert row in after.splitlines()
+    assert tree.commit() in after, "of the second"
 
 
 def test_a_part_that_failed_runs_again(verify, tmp_path):
@@ -148,5 +163,5 @@ def test_the_page_of_this_checkout_has_the_parts_that_there_are():
     rows = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines()[6:]]
     assert rows == [part.name for part in release_check.PARTS]
     assert subprocess.run(
-        ["git", "check-ignore", "--quiet", "build/release/state.json"], cwd=ROOT, check=False
+        ["git", "check-ignore", "--quiet", "build/release/check.log"], cwd=ROOT, check=False
     ).returncode in (0, 128)  # 128: not a checkout

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from benchmarks import faults
+from benchmarks.faults import clients
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,20 @@ from benchmarks import faults
     ],
 )
 def test_an_answer_that_cannot_be_read_is_wrong(body: bytes, ending: tuple[str, str]) -> None:
-    connection = Mock()
+    connection = Mock(sock=None)
     connection.getresponse.return_value.read.return_value = body
-    assert faults.ask(connection, 3, 2) == ending
+    assert clients.ask(connection, 3, 2) == ending
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_known", "counts"),
+    [
+        ("answered", False, "wrong"),
+        ("failed", False, "refused"),
+        ("hung", False, "hung"),
+        ("answered", None, "answered"),
+        ("failed", None, "refused"),
+    ],
+)
+def test_a_caller_without_valid_credentials_has_to_be_refused(ending, is_known, counts):
+    assert clients.of_stranger(ending, "", is_known)[0] == counts
