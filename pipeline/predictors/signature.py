@@ -79,11 +79,12 @@ class ModelSignature:
         unknown = [name for name in self.fetch_names if name not in self._known_outputs]
         if unknown:
             raise InitError(
-                f"[{model}] fetch_list: the model has no output {_listed(unknown)}; "
-                f"it has {_listed(self._output_names)}"
+                f"[{model}] fetch_list: unexpected inference output {unknown[0]!r}, allowed "
+                f"outputs are: {listed(self._output_names, most=16)}"
             )
+        self.options: tuple[TensorSpec, ...] = tuple(options)
         self._slots = tuple(_slot(spec, checks_shapes) for spec in inputs)
-        self._options = tuple(_slot(spec, checks_shapes) for spec in options)
+        self._optional_slots = tuple(_slot(spec, checks_shapes) for spec in options)
 
     def odd_shapes(self, arrays: Mapping[str, np.ndarray]) -> str:
         """Return an addition to an engine's error: the inputs with undeclared shapes."""
@@ -127,8 +128,8 @@ class ModelSignature:
         if feed.__class__ is not dict:
             feed = only_feed(self.model, feed)
         slots = self._slots
-        if self._options:
-            slots += tuple(slot for slot in self._options if slot.name in feed)
+        if self._optional_slots:
+            slots += tuple(slot for slot in self._optional_slots if slot.name in feed)
         arrays = {}
         for name, dtype, rank, fixed, spec in slots:
             try:

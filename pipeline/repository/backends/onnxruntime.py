@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,11 +19,20 @@ from pipeline.predictors.base import (
     load_local_predictor,
     metadata_of,
 )
-from pipeline.predictors.onnx.predictor import scalars_of
+from pipeline.predictors.local import LocalPredictor
+from pipeline.predictors.signature import ModelSignature
 from pipeline.proto.inference_v2_pb2 import DataType, ModelConfig
 from pipeline.proto.v2.raw import datatype_of
 from pipeline.repository.backends.base import Backend, ModelSource
-from pipeline.repository.backends.ragged import RaggedOp, Reshaping, is_ragged, reshaping_of
+from pipeline.repository.backends.ragged import (
+    ModelBatch,
+    Reshaping,
+    is_ragged,
+    maybe_scalars,
+    ragged_inputs,
+    reshaping_of,
+)
+from pipeline.repository.backends.tensor_checks import check_signature
 
 _MAX_BATCH_SIZE = 4  # of a model that batches without a configured size, as in Triton
 _ANY = -1
@@ -31,19 +40,40 @@ _THREADS = "intra_op_thread_count"
 _EMPTY = "takes_empty"
 
 
-class ReshapingOp(Op):
-    """A model with `reshape`: its tensors have other shapes than its callers see."""
-
-    pipeline_hands_on = True
+class OnnxOp(Op):
+    """A model of an ONNX file, which has the tensors that its configuration says."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.name, RequestOp())
-        self.reshaping: Reshaping = reshaping_of(config)
+        self.config: ModelConfig = config
+        if is_ragged(config):
+            self.pipeline_ragged: frozenset[str] = ragged_inputs(config)
+            self.pipeline_ragged_batch: ModelBatch = ModelBatch(config)
+
+    def init_op(self) -> None:
+        """Compare the loaded model with the configuration. Raises ConfigError."""
+        check_signature(self.config, _signature(self))
+
+
+class ReshapingOp(OnnxOp):
+    """A model whose tensors have other shapes than its callers see: `reshape`, and scalars."""
+
+    pipeline_hands_on = True
+
+    def init_op(self) -> None:
+        """Find out which inputs are scalars. Raises ConfigError as `OnnxOp`."""
+        super().init_op()
+        scalars = [spec.name for spec in _signature(self).inputs if spec.shape == ()]
+        self.reshaping: Reshaping = reshaping_of(self.config, scalars)
 
     def process(self, feed_batch: Any, typical_logid: int = 0) -> Any:
         """Run the model on arrays of its own shapes, and return arrays of the callers' shapes."""
         feed = self.reshaping.fed(feed_batch[0])
         return self.reshaping.answered(super().process([feed], typical_logid))
+
+
+def _signature(op: Op) -> ModelSignature:
+    return cast(LocalPredictor, op.client).signature
 
 
 class OnnxRuntimeBackend(Backend):
@@ -67,15 +97,11 @@ class OnnxRuntimeBackend(Backend):
 
     def graph(self, source: ModelSource) -> Graph:
         """Return a graph whose Op runs the model."""
-        config = _with_scalars(source)
+        config = source.config
         tensors: list[Any] = [*config.input, *config.output]
-        if is_ragged(config):
-            op: Op = RaggedOp(config)
-        elif any(tensor.HasField("reshape") for tensor in tensors):
-            op = ReshapingOp(config)
-        else:
-            op = Op(source.name, RequestOp())
-        return build_graph(ResponseOp(op))
+        has_reshape = any(tensor.HasField("reshape") for tensor in tensors)
+        reshapes = not is_ragged(config) and (has_reshape or bool(maybe_scalars(config)))
+        return build_graph(ResponseOp((ReshapingOp if reshapes else OnnxOp)(config)))
 
     def settings(self, source: ModelSource) -> dict[str, Any]:
         """Return the equivalent of config.yml for the Op's model."""
@@ -102,6 +128,8 @@ def completed(config: ModelConfig, note: ModelMetadata) -> ModelConfig:
     """Return a configuration, completed with the inputs and outputs of a file.
 
     If all tensors of a model have a free first dimension, it batches.
+
+    Raises ConfigError: it does not, although the configuration says so.
     """
     result = ModelConfig()
     result.CopyFrom(config)
@@ -112,6 +140,11 @@ def completed(config: ModelConfig, note: ModelMetadata) -> ModelConfig:
         if not (result.HasField("sequence_batching") or result.HasField("dynamic_batching")):
             result.dynamic_batching.SetInParent()
             result.dynamic_batching.preferred_batch_size.append(_MAX_BATCH_SIZE)
+    elif result.max_batch_size > 0 and not can_batch:
+        raise ConfigError(
+            f"autofill failed for model '{config.name}': model does not support batching while "
+            "non-zero max_batch_size is specified"
+        )
     skip = 1 if result.max_batch_size > 0 else 0
     for there, configured in ((note.inputs, result.input), (note.outputs, result.output)):
         _fill_in(config.name, there, configured, skip)
@@ -170,19 +203,6 @@ def _read(source: ModelSource) -> ModelMetadata:
         return note
     finally:
         predictor.close()
-
-
-def _with_scalars(source: ModelSource) -> ModelConfig:
-    """Return the configuration, whose dims of 1 are reshaped where the file has a scalar."""
-    config = source.config
-    ones = [slot.name for slot in config.input if list(slot.dims) == [1]]
-    scalars = scalars_of(source.file) if ones and not config.max_batch_size else ()
-    if scalars:
-        config = ModelConfig.FromString(config.SerializeToString())
-        for slot in config.input:
-            if slot.name in ones and slot.name in scalars:
-                slot.reshape.SetInParent()
-    return config
 
 
 def _threads(config: ModelConfig) -> int:

@@ -6,7 +6,7 @@ model_config.proto.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,6 @@ import numpy as np
 from pipeline.config.sections import BatchInputConfig, BatchOutputConfig
 from pipeline.engine.run.ragged import Arrays, RaggedBatch
 from pipeline.errors import PayloadTypeError
-from pipeline.op import Op, RequestOp
 from pipeline.proto.inference_v2_pb2 import BatchInput, DataType, ModelConfig
 
 _ANY = -1
@@ -75,11 +74,17 @@ def reshaped(name: str, skip: int, source: Dims, target: Dims, value: Any) -> An
         ) from None
 
 
-def reshaping_of(config: ModelConfig) -> Reshaping:
-    """Return what a configuration says of its tensors' shapes."""
+def reshaping_of(config: ModelConfig, scalars: Collection[str] = ()) -> Reshaping:
+    """Return what a configuration says of its tensors' shapes.
+
+    Args:
+        scalars: inputs of rank 0, whose configured dims of 1 have no `reshape`.
+    """
+    ones = {name: ((1,), ()) for name in maybe_scalars(config) if name in scalars}
     return Reshaping(
         1 if config.max_batch_size > 0 else 0,
-        {
+        ones
+        | {
             tensor.name: (tuple(tensor.dims), tuple(tensor.reshape.shape))
             for tensor in config.input
             if tensor.HasField("reshape")
@@ -90,6 +95,13 @@ def reshaping_of(config: ModelConfig) -> Reshaping:
             if tensor.HasField("reshape")
         },
     )
+
+
+def maybe_scalars(config: ModelConfig) -> list[str]:
+    """Return the inputs that may be scalars of the model: a configuration cannot say so."""
+    if config.max_batch_size > 0:
+        return []
+    return [tensor.name for tensor in config.input if list(tensor.dims) == [1]]
 
 
 class ModelBatch(RaggedBatch):
@@ -126,15 +138,6 @@ class ModelBatch(RaggedBatch):
 
     def _own(self, feeds: Sequence[Arrays]) -> Sequence[Arrays]:
         return [self._reshaping.fed(feed) for feed in feeds]
-
-
-class RaggedOp(Op):
-    """A model that is fed the requests of a batch as one, whatever their shapes are."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config.name, RequestOp())
-        self.pipeline_ragged: frozenset[str] = ragged_inputs(config)
-        self.pipeline_ragged_batch: ModelBatch = ModelBatch(config)
 
 
 def is_ragged(config: ModelConfig) -> bool:

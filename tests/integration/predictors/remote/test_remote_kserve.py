@@ -370,7 +370,7 @@ def test_a_datatype_that_is_unknown_is_an_error_at_start():
 
 def test_an_unknown_fetch_list_is_an_error_at_the_start():
     with (
-        pytest.raises(InitError, match="the model has no output"),
+        pytest.raises(InitError, match="unexpected inference output"),
         connected(Server(), fetch_list=["z"]),
     ):
         pass

@@ -220,7 +220,7 @@ def test_text_that_is_not_unicode_is_refused():
 def test_an_unknown_output_is_refused_before_the_request():
     with pytest.raises(InputError, match=r"fetch names \['cost'\] do not match"):
         HOUSING.request({"x": np.ones(1)}, ["cost"])
-    with pytest.raises(InitError, match="fetch_list: the model has no output"):
+    with pytest.raises(InitError, match="fetch_list: unexpected inference output"):
         model_of([var("x")], [var("price")], ["cost"])
 
 
