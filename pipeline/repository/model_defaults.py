@@ -53,7 +53,7 @@ def fill_in(
         _fill_in_backend(config, files)
     if not config.HasField("version_policy"):
         config.version_policy.latest.num_versions = 1
-    _fill_in_batching(config)
+    fill_in_batching(config)
     if is_ensemble and not config.HasField("model_transaction_policy"):
         config.model_transaction_policy.decoupled = False
     if not is_ensemble:
@@ -67,10 +67,11 @@ def _fill_in_backend(config: ModelConfig, files: Collection[str]) -> None:
     """Tell backend, platform and file from each other, or from what is in the folder."""
     if not config.backend and config.platform in _PLATFORMS:  # the one for the other
         config.backend, config.platform = config.platform, ""
+    is_known = bool(config.backend)
     config.backend = config.backend or _seen_backend(config, files)
     config.platform = config.platform or _PLATFORMS.get(config.backend, "")
     file = _FILES.get(config.backend, f"model.{config.backend}")
-    if config.backend in _FILES or file in files:
+    if config.backend in _FILES or file in files or (config.backend and not is_known):
         config.default_model_filename = config.default_model_filename or file
 
 
@@ -95,7 +96,8 @@ def _seen_backend(config: ModelConfig, files: Collection[str]) -> str:
     return backend
 
 
-def _fill_in_batching(config: ModelConfig) -> None:
+def fill_in_batching(config: ModelConfig) -> None:
+    """Fill in what follows from `max_batch_size`, which the model's file may have completed."""
     most = config.max_batch_size
     sequences = config.sequence_batching if config.HasField("sequence_batching") else None
     if sequences is not None and not sequences.max_sequence_idle_microseconds:

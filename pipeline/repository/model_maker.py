@@ -23,7 +23,7 @@ from pipeline.proto.inference_v2_pb2 import ModelConfig
 from pipeline.repository.backends.base import BACKENDS, Backend, ModelSource
 from pipeline.repository.backends.python.backend import PythonBackend
 from pipeline.repository.model_checks import check
-from pipeline.repository.model_defaults import ENSEMBLE
+from pipeline.repository.model_defaults import ENSEMBLE, fill_in_batching
 from pipeline.repository.op_settings import (
     instances_of,
     kinds_of_instances,
@@ -81,6 +81,7 @@ class GraphMaker:
         """Load a version, and return it when it can take requests. Raises PipelineError."""
         backend = self._backend(source.config)
         config = await backend.complete(source)
+        fill_in_batching(config)
         check(config, self._cards)
         source = msgspec.structs.replace(source, config=config)
         if backend.serves_graph:  # of an ensemble, which asks the loop's models

@@ -111,7 +111,8 @@ class SequenceFeeds:
         self._keeps_elsewhere = op.pipeline_config.sequence.checkpoint
         self._listed = frozenset(state.output_name for state in states) - hidden_outputs(op)
         flat: list[str] = []
-        if predictor_of(op) is not None and not overrides(op, "process"):
+        is_default = op.pipeline_hands_on or not overrides(op, "process")
+        if predictor_of(op) is not None and is_default:
             _fetch_states(op, self._states)
             flat = _flat_controls(op)
         controls = controls_of(op.name, op.pipeline_config.sequence.controls)

@@ -385,7 +385,10 @@ class _RequestCollector(TraceCollector):
         """Record an answer, or a part of one, at a time or now."""
         self.stamp(("INFER_RESPONSE_COMPLETE", at_ns or _clock_ns()))
         if isinstance(answer, ChannelData) and type(answer.payload) is dict:
-            self._keep("TENSOR_BACKEND_OUTPUT", answer.payload)
+            arrays, request = answer.payload, self._request
+            if request is not None and (outputs := request.info.outputs):
+                arrays = {name: arrays[name] for name in outputs if name in arrays}
+            self._keep("TENSOR_BACKEND_OUTPUT", arrays)
 
     def ended(self, answer: Any) -> None:
         request = self._request

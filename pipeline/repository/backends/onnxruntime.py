@@ -139,7 +139,6 @@ def completed(config: ModelConfig, note: ModelMetadata) -> ModelConfig:
         result.max_batch_size = _MAX_BATCH_SIZE
         if not (result.HasField("sequence_batching") or result.HasField("dynamic_batching")):
             result.dynamic_batching.SetInParent()
-            result.dynamic_batching.preferred_batch_size.append(_MAX_BATCH_SIZE)
     elif result.max_batch_size > 0 and not can_batch:
         raise ConfigError(
             f"autofill failed for model '{config.name}': model does not support batching while "

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 from doubles import http
-from repositories import add_ensemble, add_identity, add_python, infer, serving
+from repositories import add_ensemble, add_identity, add_onnx, add_python, infer, serving
 
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.v2.codec import add_tensor
@@ -91,6 +91,40 @@ def test_tensors_are_seen_on_both_sides(repository, tmp_path):
     assert [[(what, each["data"]) for what, each in tensors[number]] for number in (1, 2)] == [
         [("TENSOR_QUEUE_INPUT", "2.5"), ("TENSOR_BACKEND_OUTPUT", "2.5")]
     ] * 2
+
+
+UNBATCHED = """
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } ]
+output [
+  { name: "y" data_type: TYPE_FP32 dims: [ -1, 3 ] },
+  { name: "z" data_type: TYPE_FP32 dims: [ -1, 3 ] }
+]
+"""
+HALF = """
+platform: "ensemble"
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 3 ] } ]
+output [ { name: "out" data_type: TYPE_FP32 dims: [ -1, 3 ] } ]
+ensemble_scheduling { step [ {
+  model_name: "sums" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "z" value: "out" } } ] }
+"""
+
+
+def test_only_requested_outputs_are_seen(repository, tmp_path):
+    add_onnx(repository, "sums", UNBATCHED)
+    (repository / "half" / "1").mkdir(parents=True)
+    (repository / "half" / "config.pbtxt").write_text(HALF)
+    path = tmp_path / "traces"
+    x = {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}
+    with serving(repository, mode="none", server=settings(path, level=["TENSORS"])) as server:
+        one = {"inputs": [x], "outputs": [{"name": "y"}]}
+        for model, body in (("sums", one), ("half", {"inputs": [x]})):
+            assert http(server, "POST", f"/v2/models/{model}/infer", body)[0] == 200
+    _, tensors = traces_of(path)
+    names = [
+        tensor["name"] for seen in tensors.values() for what, tensor in seen if "OUTPUT" in what
+    ]
+    assert names == ["y", "out", "z"]
 
 
 def test_settings_change_the_traced_requests_and_the_file(repository, tmp_path):

@@ -38,8 +38,9 @@ def test_the_backend_is_derived_from_the_files(text, files, expected):
     assert (config.backend, config.platform, config.default_model_filename) == expected
 
 
-def test_the_name_of_a_folder_may_name_the_backend():
-    config = filled(name="model.identity", files=["model.identity"])
+@pytest.mark.parametrize("files", [[], ["model.identity"]])
+def test_the_name_of_a_folder_may_name_the_backend(files):
+    config = filled(name="model.identity", files=files)
     assert (config.name, config.backend) == ("model.identity", "identity")
     assert config.default_model_filename == "model.identity"
 

@@ -56,14 +56,14 @@ class CompletedConfig:
                     f"model transaction property in {_FUNCTION} '{self._name}' contains property "
                     "other than 'decoupled'."
                 )
-        policy = self._config.setdefault("model_transaction_policy", {"decoupled": False})
-        decoupled = transaction_policy_dict.get("decoupled", False)
-        if policy.get("decoupled") and not decoupled:
+        policy = self._config.setdefault("model_transaction_policy", {})
+        configured = policy.get("decoupled")
+        if configured not in (None, transaction_policy_dict.get("decoupled", configured)):
             raise ValueError(
                 "trying to change decoupled property in auto-complete-config for model "
-                f"'{self._name}', which is already set to 'True'."
+                f"'{self._name}', which is already set to '{configured}'."
             )
-        policy["decoupled"] = decoupled
+        policy.update(transaction_policy_dict)
 
     def add_input(self, input: Mapping[str, Any]) -> None:
         """Add an input: `name`, `data_type`, `dims`, maybe `optional`."""

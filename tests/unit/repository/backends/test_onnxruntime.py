@@ -43,6 +43,12 @@ def test_an_unknown_rank_must_be_configured() -> None:
     assert [*completed(config, note([1], None)).output[0].dims] == [2]
 
 
+def test_a_batch_that_the_file_has_not_is_refused() -> None:
+    config = ModelConfig(name="m", max_batch_size=1)
+    with pytest.raises(ConfigError, match="'m': model does not support batching while non-zero"):
+        completed(config, note([16], [-1, 3]))
+
+
 @pytest.mark.parametrize(("word", "taken"), [("true", True), ("false", None)])
 def test_takes_empty_is_read_from_the_configuration(word: str, taken: bool | None) -> None:
     assert _settings(word).get("takes_empty") is taken

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from pipeline.repository.backends.python.autocomplete import CompletedConfig
+from pipeline.repository.backends.python.complete import completed_by
 
 SLOT = {"name": "x", "data_type": "TYPE_FP32", "dims": [4]}
 
@@ -39,6 +40,21 @@ def test_an_input_without_a_type_is_completed():
     result = config(input=[{"name": "x", "data_type": "TYPE_INVALID", "dims": []}])
     result.add_input(SLOT)
     assert result.as_dict()["input"] == [SLOT]
+
+
+def test_a_hook_returns_the_configuration():
+    class Without:
+        pass
+
+    class Forgets:
+        auto_complete_config = staticmethod(lambda config: None)
+
+    given = config()
+    assert completed_by(Without, "m", given) is given
+    with pytest.raises(
+        ValueError, match=r"in model 'm' must return a valid pb\.ModelConfig object"
+    ):
+        completed_by(Forgets, "m", given)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +107,12 @@ def test_an_input_without_a_type_is_completed():
             lambda c: c.set_model_transaction_policy({"decoupled": False}),
             "trying to change decoupled property in auto-complete-config for model 'm', which is "
             "already set to 'True'.",
+        ),
+        (
+            {"model_transaction_policy": {"decoupled": False}},
+            lambda c: c.set_model_transaction_policy({"decoupled": True}),
+            "trying to change decoupled property in auto-complete-config for model 'm', which is "
+            "already set to 'False'.",
         ),
     ],
 )
