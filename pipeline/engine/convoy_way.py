@@ -11,7 +11,7 @@ import msgspec
 
 from pipeline.config.batching import has_sequences, traits_of
 from pipeline.engine.convoy import ConvoyRun, MemberLostError, extra_members
-from pipeline.engine.op.filter import OpFilter
+from pipeline.engine.op.filter import Again, OpFilter
 from pipeline.engine.run.payload import LOCAL
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import held_start
@@ -135,15 +135,13 @@ class SharedMessages(ConvoyCount):
         self._mean_ns += (took_ns / count - self._mean_ns) * min(_MOST_WEIGHT, _WEIGHT * count)
         super().release(call_next, run)
 
-    def start_over(
-        self, call_next: Callable[..., None], job: BatchRun, error: PipelineError
-    ) -> None:
+    def again(self, call_next: Callable[..., Again], job: BatchRun, error: PipelineError) -> Again:
         """Let only the member fail that ran when its worker was lost."""
         convoy = job.items[0].convoy
         if convoy is not None and job.lost_at >= 0:
             note_op(error, self._node.name)
             error = MemberLostError(job.lost_at, error)
-        call_next(job, error)
+        return call_next(job, error)
 
 
 def convoy_filter(node: OpDispatcher) -> ConvoyCount | None:

@@ -26,12 +26,14 @@ class SteppedZygotes:
         new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
         reply_timeout_s: float = 60.0,
         revives: bool = False,
+        preload: Sequence[str] = (),
         runtimes: Sequence[str] = (),
     ) -> None:
         self.zygotes = Zygotes(
             entry_points or (obey,),
             start_method,
             reply_timeout_s=reply_timeout_s,
+            preload=preload,
             revives=revives,
             runtimes=runtimes,
         )

@@ -10,7 +10,7 @@ from pipeline.data import announced_batch, declares, max_batch_size_of
 from pipeline.engine.journal.journal import EngineObservers, Outcome, outcome_of
 from pipeline.engine.journal.spans import SpanRecorder, TripRows
 from pipeline.engine.op.channel import Channel, ChannelBound, Item, first_error
-from pipeline.engine.op.filter import OpFilter
+from pipeline.engine.op.filter import Again, OpFilter
 from pipeline.engine.op.worker_watch import WorkerWatch
 from pipeline.engine.ports import Links, Router
 from pipeline.engine.request import Recipient, RequestState, RequestTarget
@@ -352,15 +352,19 @@ class OpDispatcher:
         self.fail(run.items, error, Outcome.OTHER)
         self._router.cycle.mark_dirty(self)
 
+    def again(self, job: BatchRun, error: PipelineError) -> Again:
+        runs = job.again(error, self.op.pipeline_config.retry)
+        return runs, () if runs else job.items, error
+
     def start_over(self, job: BatchRun, error: PipelineError) -> None:
+        """Start a lost batch again; items that may not begin again end with `error`."""
+        runs, failed, error = self.again(job, error)
         self.release(job)
-        runs = [self.count(run) for run in job.again(error, self.op.pipeline_config.retry)]
         if runs:
             self.spans.unfinished([item for item in job.items if item.is_over], Outcome.OTHER)
-            self.submit(runs)
-        else:
-            is_timeout = isinstance(error, DeadlineError)
-            self.fail(job.items, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
+            self.submit([self.count(run) for run in runs])
+        is_timeout = isinstance(error, DeadlineError)
+        self.fail(failed, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
         self._router.cycle.mark_dirty(self)
 
     def release(self, run: BatchRun | Item) -> None:

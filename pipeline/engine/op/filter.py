@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from pipeline.engine.run.payload import Absent
     from pipeline.engine.run.stages import BatchRun
 
-_STEPS = ("add", "submit", "release", "pass_on", "schedule", "start_over")
+Again = tuple[Sequence["BatchRun"], Sequence["Item"], PipelineError]
+"""What becomes of a lost batch: the batches that begin again, the items that fail, their error."""
+
+_STEPS = ("add", "submit", "release", "pass_on", "schedule", "again")
 
 
 class OpFilter:
@@ -55,11 +58,9 @@ class OpFilter:
         """Have batches cut, after something has happened."""
         call_next()
 
-    def start_over(
-        self, call_next: Callable[..., None], job: BatchRun, error: PipelineError
-    ) -> None:
-        """Start a lost batch again, or end its requests with `error`."""
-        call_next(job, error)
+    def again(self, call_next: Callable[..., Again], job: BatchRun, error: PipelineError) -> Again:
+        """Decide which items of a lost batch run again, and what the others fail with."""
+        return call_next(job, error)
 
     def passed_by(self, request: RequestState, error: PipelineError | Absent) -> None:
         """Note that an error or Absent of a request passes this Op."""

@@ -147,11 +147,8 @@ class BatchJob(Batch, eq=False):
         """Return the runs to start again with, after the worker was lost for the reason `error`.
 
         A batch is taken apart, so that only the request that causes the loss fails: at once if the
-        worker died, and after the last attempt if it took too long. Empty: the items fail, as steps
-        of sequences do, whose states ended with the worker.
+        worker died, and after the last attempt if it took too long. Empty: the items fail.
         """
-        if self.places is not None:
-            return []
         live = [item for item in self.items if not item.is_over]
         tried = self.attempts + 1
         if isinstance(error, WorkerDiedError) and len(self.items) > 1:

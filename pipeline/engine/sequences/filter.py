@@ -15,7 +15,7 @@ from pipeline.engine.filters import Filter
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.op.channel import Item
 from pipeline.engine.op.dispatcher import OpDispatcher
-from pipeline.engine.op.filter import OpFilter
+from pipeline.engine.op.filter import Again, OpFilter
 from pipeline.engine.request import RequestState
 from pipeline.engine.run.payload import Absent
 from pipeline.engine.run.stages import BatchRun
@@ -25,7 +25,7 @@ from pipeline.engine.sequences.pairs import SequencePairs
 from pipeline.engine.sequences.scheduler import SequenceScheduler
 from pipeline.engine.state import OpState
 from pipeline.engine.worker_api import Loop, Resizable, StableWorkers
-from pipeline.errors import DeadlineError, GraphError, PipelineError, RequestCancelledError
+from pipeline.errors import GraphError, PipelineError, RequestCancelledError
 from pipeline.op import Op
 
 _LOGGER = logging.getLogger(__name__)
@@ -184,19 +184,10 @@ class SequenceFilter(OpFilter):
         call_next(run)
         self._watch_idle()
 
-    def start_over(
-        self, call_next: Callable[..., None], job: BatchRun, error: PipelineError
-    ) -> None:
-        """End the requests of a lost batch that the book cannot run again."""
-        if job.is_step:  # its sequences end with their worker
-            call_next(job, error)
-            return
-        node, attempts = self._node, self._node.op.pipeline_config.retry
-        failed = self._scheduler.book.again(job.items, error, attempts)
-        node.release(job)
-        is_timeout = isinstance(error, DeadlineError)
-        node.fail(failed, error, Outcome.BACKEND if is_timeout else Outcome.OTHER)
-        self._wake()
+    def again(self, call_next: Callable[..., Again], job: BatchRun, error: PipelineError) -> Again:
+        """Queue the steps again whose states the book has from before; the others fail."""
+        attempts = self._node.op.pipeline_config.retry
+        return [], self._scheduler.book.again(job.items, error, attempts), error
 
 
 def orders_of(nodes: Mapping[Op, OpDispatcher], admission: AdmissionController) -> list[Filter]:

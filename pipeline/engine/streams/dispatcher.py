@@ -310,16 +310,13 @@ class StreamDispatcher(OpDispatcher):
         if not isinstance(job, StreamRun):
             super().start_over(job, error)
             return
+        runs, failed, error = self.again(job, error)
         self._is_back(job)
-        attempts = self.op.pipeline_config.retry
-        runs = [self.count(run) for run in job.again(error, attempts)]
-        live = [item for item in job.items if not item.is_over]
         if runs:
-            self.submit(runs)
-        elif job.ended:
-            self.fail([job.items[place] for place in job.live()], error, outcome_of(error))
+            self.submit([self.count(run) for run in runs])
         else:
-            self.fail(live, error, outcome_of(error))
+            live = [job.items[place] for place in job.live()] if job.ended else failed
+            self.fail([item for item in live if not item.is_over], error, outcome_of(error))
         self._router.cycle.mark_dirty(self)
 
     # Out ----------------------------------------------------------------------------------------

@@ -152,6 +152,8 @@ class ChoiceStream:
         send, waiter, choice = self._send, self._waiter, reader.request.choice
         if send is None or waiter is None or waiter.done() or choice.stops or not self._is_begun:
             return False
+        if not self._writer.has_short_parts:
+            return False
         for answer in answers:
             if quick_payload(answer) is None:
                 return False
@@ -271,10 +273,15 @@ class ChoiceStream:
             events.append(await self._part(reader, reader.last))
         if rest := choice.rest():
             part = partial(self._writer.part, choice, rest)
-            events.append(await self._call.made(part, self._is_begun or self._writer.is_short))
+            events.append(await self._call.made(part, self._has_short_parts))
         reader.is_over = True
         end = await self._call.made(partial(self._writer.end, choice), self._writer.is_short)
         return [*filter(None, events), end]
+
+    @property
+    def _has_short_parts(self) -> bool:
+        """Return whether the next events are short if their delta is."""
+        return self._writer.has_short_parts if self._is_begun else self._writer.is_short
 
     async def _part(self, reader: _Reader, answer: Any) -> bytes:
         """Return the events of a part; b"" if it has nothing to send yet."""
@@ -284,7 +291,6 @@ class ChoiceStream:
             delta = choice.take(payload_of(answer, reader.failure))
             return self._writer.part(choice, delta) if delta else b""
 
-        is_short = is_short_answer(answer) and (self._is_begun or self._writer.is_short)
-        events = await self._call.made(event, is_short)
+        events = await self._call.made(event, is_short_answer(answer) and self._has_short_parts)
         self._is_begun = self._is_begun or bool(events)
         return events

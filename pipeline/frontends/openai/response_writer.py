@@ -73,7 +73,12 @@ class ResponseWriter:
     @property
     def is_short(self) -> bool:
         """Return whether the texts and the request, whose settings it repeats, are short."""
-        return self._output.size < SHORT_BYTES and not self._is_large
+        return self.has_short_parts and not self._is_large
+
+    @property
+    def has_short_parts(self) -> bool:
+        """Return whether the texts are short: an event repeats each where the next one begins."""
+        return self._output.size < SHORT_BYTES
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the response."""

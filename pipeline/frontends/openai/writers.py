@@ -32,6 +32,13 @@ class Writer(Protocol):
         Some repeat the request or the answer.
         """
 
+    @property
+    def has_short_parts(self) -> bool:
+        """Return whether the events of a short delta are short.
+
+        Some deltas begin an item, and the event before it repeats the whole last one.
+        """
+
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the answer with all choices. Raises PayloadTypeError."""
 
@@ -60,6 +67,7 @@ class ChunkWriter:
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
     is_short: bool = True
+    has_short_parts: bool = True
 
     def __init__(self, model_id: str, questions: Questions) -> None:
         self._questions = questions

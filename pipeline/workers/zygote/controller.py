@@ -199,9 +199,8 @@ class Zygotes:
             self._check_later(zygote)
         elif time.monotonic() < zygote.busy_until and is_at_work(zygote.pid):
             self._check_later(zygote)
-        elif zygote.life is not None:
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(zygote.life, signal.SIGKILL)
+        else:
+            zygote.kill()
 
     async def close(self, timeout_s: float) -> None:
         """Kill all children and end the zygotes; each child is reported before this returns."""
@@ -209,8 +208,7 @@ class Zygotes:
         try:
             if self._loop is not None and (self._zygotes or self._dying):
                 self._all_ended = self._loop.create_future()
-                for zygote in self._zygotes:
-                    zygote.hang_up()
+                self._hang_up()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(timeout_s):
                         await self._all_ended
@@ -221,8 +219,7 @@ class Zygotes:
         """Do as `close` when no loop runs: it waits here, up to `timeout_s` and what the kernel
         takes to end processes that were killed. Idempotent."""
         self._is_closed = True
-        for zygote in self._zygotes:
-            zygote.hang_up()
+        self._hang_up()
         lives = [zygote.life for zygote in self._zygotes if zygote.life is not None]
         wait_for_end(lives, timeout_s)
         for zygote in list(self._zygotes):
@@ -232,6 +229,11 @@ class Zygotes:
             wait_for_end(self._dying, _KILL_TIMEOUT_S)
             for life in list(self._dying):
                 self._has_ended(life)
+
+    def _hang_up(self) -> None:
+        for zygote in list(self._zygotes):
+            self._read(zygote, sys.maxsize)  # it may have become ready
+            zygote.hang_up()
 
     # Launching -------------------------------------------------------------------------
 

@@ -212,9 +212,21 @@ class ZygoteLink:
         child.change(status)
 
     def hang_up(self) -> None:
-        """Send no more requests: the zygote kills its children, reports that and ends."""
+        """Send no more requests: the zygote kills its children, reports that and ends.
+
+        A fresh interpreter that is not ready may import for long, and has no children: it is
+        killed.
+        """
+        if not self.is_ready:
+            self.kill()
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        """SIGKILL it, if its pidfd is known; its children die with it."""
+        if self.life is not None:
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(self.life, signal.SIGKILL)
 
     def close(self) -> None:
         """Close its descriptors in this process; idempotent."""

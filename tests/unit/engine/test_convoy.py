@@ -318,12 +318,11 @@ def test_so_many_share_a_message_as_run_in_a_millisecond():
 
 
 def test_the_member_that_ran_when_the_worker_died_is_reported():
-    shared, collected = SharedMessages(Node()), []
-    convoy = Convoy([1] * 4)
+    shared, convoy = SharedMessages(Node()), Convoy([1] * 4)
     run, died = BatchRun([Item(convoy)]), WorkerDiedError("it died")
-    shared.start_over(lambda job, error: collected.append(error), run, died)
-    run.lost_at = 2
-    shared.start_over(lambda job, error: collected.append(error), run, died)
+    collected = []
+    for run.lost_at in (-1, 2):
+        collected += shared.again(lambda job, error: ([], job.items, error), run, died)[2:]
     assert collected[0] is died
     assert (collected[1].member, collected[1].error, died.op) == (2, died, "op")
     assert (list(convoy.ending(died)), list(convoy.ending(collected[1]))) == ([], [2])

@@ -71,13 +71,6 @@ def test_a_batch_of_finished_requests_is_not_repeated(error):
     assert run_of(1, 2, over=(1, 2)).again(error, 5) == []
 
 
-@pytest.mark.parametrize("error", [DIED, LATE])
-def test_steps_of_sequences_are_not_repeated(error):
-    run = run_of(1, 2)
-    run.places = [0, 1]
-    assert run.again(error, 5) == []
-
-
 def test_an_outage_is_not_waited_for():
     assert run_of(1, 2).again(InitError("all workers end again and again"), 5) == []
 

@@ -11,6 +11,7 @@ from clients.model import OPTIONS, scripted_server
 from openai_models import client_of
 from pydantic import BaseModel
 
+from pipeline.frontends.openai import response_writer
 from pipeline.frontends.openai.models import Models
 from pipeline.frontends.openai.response_writer import ResponseWriter
 from pipeline.frontends.openai.responses import KeptResponses
@@ -85,6 +86,12 @@ def test_a_long_response_is_written_outside_the_event_loop(client, monkeypatch):
     assert done.response.output_text == TEXT
     assert ran_on.pop("last part") == loop
     assert loop not in ran_on.values()  # the first part, whose events repeat the request, neither
+    ran_on.clear()
+    monkeypatch.setattr(response_writer, "SHORT_BYTES", 1)  # after the first part the text is long
+    *_, done = ask(client, stream=True)
+    assert done.response.output_text == TEXT
+    assert ran_on.pop("part") == loop
+    assert loop not in ran_on.values()  # a part may end a long item, whose event repeats it
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -389,6 +389,19 @@ def test_closing_does_not_wait_for_zygotes_that_hang(make_family):
     assert not [pid for pid in zygotes if status_of(pid, "State") != "X"], "they are reaped"
 
 
+def test_closing_does_not_wait_for_imports_of_fresh_interpreters(
+    make_family, monkeypatch, tmp_path
+):
+    (tmp_path / "never_imported.py").write_text("import threading\nthreading.Event().wait()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    family = make_family(start_method="spawn", preload=["never_imported"])
+    zygotes = [zygote.pid for zygote in family.zygotes._zygotes]
+    child = family.start()
+    family.run(family.zygotes.close(3600.0))
+    assert child.state == "ended"
+    assert not living(zygotes)
+
+
 def test_a_start_after_close_ends_at_once_with_the_reason(make_family):
     family = make_family()
     family.run(family.zygotes.close(5.0))

@@ -143,9 +143,9 @@ def test_a_response_is_short_until_its_text_is_long():
     writer, choice = ResponseWriter(KeptResponses(0), "m", Questions([])), Choice(0, "text")
     assert writer.is_short
     writer.part(choice, {"text": "a" * SHORT_BYTES})
-    assert not writer.is_short
-    questions = Questions([], is_large=True)
-    assert not ResponseWriter(KeptResponses(0), "m", questions).is_short
+    assert not (writer.is_short or writer.has_short_parts)
+    writer = ResponseWriter(KeptResponses(0), "m", Questions([], is_large=True))
+    assert (writer.is_short, writer.has_short_parts) == (False, True)
 
 
 def test_a_whole_answer_equals_its_parts():
