@@ -98,14 +98,13 @@ def repository(arguments: Sequence[str]) -> int:
     """
     parser = repository_parser()
     options, others = parser.parse_known_args(arguments)
-    refused = [name for name in map(_name, others) if name in _REFUSED]
-    if refused:
-        sys.stderr.write(f"error: --{refused[0]}: {_REFUSED[refused[0]]}\n")
-        return _FAILED
     if others:
         sys.stderr.write(f"{parser.prog}: unknown: {' '.join(others)}; --help shows all flags\n")
         return _FAILED
-    flags = {_name(argument) for argument in arguments if argument.startswith("--")}
+    flags = _given(parser, arguments)
+    if refused := sorted(flags & _REFUSED.keys()):
+        sys.stderr.write(f"error: --{refused[0]}: {_REFUSED[refused[0]]}\n")
+        return _FAILED
     sys.stderr.writelines(f"{line}\n" for line in _warnings(options, flags))
     try:
         serve(settings_of(options))
@@ -116,6 +115,13 @@ def repository(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return _FAILED
     return 0
+
+
+def _given(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> set[str]:
+    """Return the names of the given flags, also of abbreviated ones."""
+    absent = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args(arguments))))
+    given = vars(parser.parse_args(arguments, absent))
+    return {name.replace("_", "-") for name, value in given.items() if value is not None}
 
 
 def _warnings(options: argparse.Namespace, given: set[str]) -> Iterator[str]:
@@ -153,7 +159,7 @@ def repository_parser() -> argparse.ArgumentParser:
         "pipeline repository --model-repository=models --http-port=8000",
     )
     parser.allow_abbrev = True  # as Triton's
-    for name in _UNUSED:
+    for name in (*_UNUSED, *_REFUSED):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     for add_flags in (_add_models, _add_ports, _add_observing, _add_limits, _add_logs):
         add_flags(parser.add_argument)
@@ -273,10 +279,6 @@ def _thread_count(text: str) -> int:
     raise argparse.ArgumentTypeError(
         "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
     )
-
-
-def _name(argument: str) -> str:
-    return argument.removeprefix("--").partition("=")[0]
 
 
 _NO: dict[str, Any] = {"type": _flag, "default": False, "metavar": "BOOL"}

@@ -181,7 +181,7 @@ def fault_of_access(
     if tls.grpc_only:
         asked.remove("tls")
     if asked and not is_all_the_gateways:
-        return f"{asked[0]}: only the gateway does it: set edge: gateway, for all ports"
+        return f"{asked[0]}: it needs the gateway on all ports: set edge: gateway"
     if (
         not access.callers_file
         and not access.jwt.jwks_file

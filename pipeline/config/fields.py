@@ -87,11 +87,9 @@ class OptionsOf:
         return {key: replace(setting, kept_in=field) for key, setting in known.items()}
 
     def of_chosen(self, word: object, field: str) -> dict[str, Setting]:
-        """Return the settings of the chosen implementation, unless its keys are always allowed."""
+        """Return the settings of the chosen implementation."""
         name = registry.known_as(self.kind, word) if isinstance(word, str) else None
-        if name is None or (self.built_in and name in registry.BUILT_IN[self.kind]):
-            return {}
-        return self.settings(name, field)
+        return {} if name is None else self.settings(name, field)
 
     def without_own(self) -> tuple[str, ...]:
         """Return the built-in names without keys that depend on the choice."""
@@ -221,7 +219,8 @@ def settings_of(struct: type[msgspec.Struct]) -> Mapping[str, Setting]:
         options = _first(OptionsOf, notes)
         if options is not None and options.built_in:
             for name in registry.BUILT_IN[options.kind]:
-                settings |= options.settings(name, field.name)
+                for key, setting in options.settings(name, field.name).items():
+                    settings.setdefault(key, setting)
         doc = _first(str, notes)
         if doc is not None:
             setting = _setting(field, base, notes, optional, doc)

@@ -710,8 +710,8 @@ def batch_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[s
 def op_warnings(config: ServiceConfig, ops: Mapping[str, OpConfig]) -> list[str]:
     """Return a warning for each Op of a graph whose settings cannot have the wanted effect."""
     return batch_warnings(config, ops) + [
-        f"{config.source}: op.{name}.client_type: no server_endpoints: the Op asks no model server "
-        f"by {op.client_type}"
+        f"{config.source}: op.{name}.client_type: {op.client_type} has no effect without "
+        "server_endpoints: give them, or leave client_type out"
         for name, op in ops.items()
         if op.client_type is not None and not _has_model(op)
     ]

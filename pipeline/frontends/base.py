@@ -69,8 +69,8 @@ class FrontendContext:
     writes large messages, and `memory` receives large bodies. `is_shared`: other processes listen
     on the same ports; this one is `replica`. With `sockets` an ingress has the ports that `taken`
     names, and calls frontends on Unix sockets in this folder. A frontend may add `routes` to the
-    HTTP port, `lanes` for its fast paths, `described` for /openapi.json, `error_forms` by path
-    prefix, and `services` to the gRPC port. `traces` has v2 requests traced in files; models count
+    HTTP port, `lanes` for its fast paths, `described` for /openapi.json, `error_forms` by
+    path, and `services` to the gRPC port. `traces` has v2 requests traced in files; models count
     in `metrics`.
     """
 

@@ -117,7 +117,7 @@ def api(context: FrontendContext, options: None) -> None:
     pipelines = Pipelines(context.models, context.forwarding, config.sends_traces)
     paths = Description(context.name, pipelines, context.described).paths()
     routes = ApiRoutes(pipelines, context.offload, config.limits, paths)
-    for path in ("/api", *paths):
+    for path in ("/api/", *paths):
         context.error_forms[path.replace("\\", "")] = reply_to
     context.routes.append(routes)
     context.lanes.append(routes)

@@ -85,7 +85,7 @@ def check_access(config: ServiceConfig, taken: frozenset[str]) -> None:
     open_ports = {name for name, port in ports.items() if port is not None}
     fault = fault_of_access(config.access, config.tls, open_ports <= taken, taken == {"gRPC"})
     if not fault and config.admin_port is not None and not open_ports <= taken:
-        fault = "admin_port: only the gateway does it: set edge: gateway, for all ports"
+        fault = "admin_port: it needs the gateway on all ports: set edge: gateway"
     if fault:
         raise ConfigError(f"{config.source}: {fault}")
     hosts = [config.rpc_host or config.host, config.http_host or config.host]

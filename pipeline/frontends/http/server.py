@@ -70,7 +70,7 @@ class HttpFrontend:
         lanes: lanes of other frontends' paths.
         access: the log of requests, or None.
         memory: receives large bodies.
-        error_forms: the answers to failed requests, by path prefix.
+        error_forms: the answers to failed requests, by path; "/api/" is for all paths below it.
 
     Attributes:
         heads: heads of requests that need no task.
@@ -192,7 +192,7 @@ class HttpFrontend:
         """Return the answer to a request that ended in an error, in the form of its API."""
         path, what = exchange.path, f"{exchange.method} {exchange.path}"
         for above, form in self._error_forms:
-            if path == above or path.startswith(f"{above}/"):
+            if path == above or (above.endswith("/") and f"{path}/".startswith(above)):
                 try:
                     return form(shown(error, what))
                 except Exception as failure:  # a bug in this library: the client gets an answer

@@ -77,7 +77,7 @@ def openai(context: FrontendContext, options: OpenAIOptions) -> None:
     kept = StreamLimits(config.dag.max_parts, config.limits.message_bytes)
     responses = KeptResponses(options.stored_responses)
     routes = OpenAIRoutes(models, offload, config.limits, kept, responses)
-    context.error_forms.update({"/v1": reply_to, "/v1/messages": reply_with_error})
+    context.error_forms.update({"/v1/": reply_to, "/v1/messages/": reply_with_error})
     context.routes.append(routes)
     context.lanes.append(routes)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from pipeline.predictors.base import LocalModel, Precision, PredictorEngine, TakesEmpty
+from pipeline.predictors.base import LocalModel, PredictorEngine, TakesEmpty
 
 
 class OpenVinoModel(LocalModel, frozen=True):
     """A model for OpenVINO."""
 
     takes_empty: TakesEmpty = False
-    precision: Precision = "fp32"
+    precision: Annotated[
+        Literal["fp32", "bf16"], "OpenVINO on the CPU: fp32 or bf16; for int8 quantise the model."
+    ] = "fp32"
     streams: Annotated[
         int,
         Meta(ge=1),

@@ -98,5 +98,5 @@ def test_ports_that_cannot_be(config: dict[str, object], text: str) -> None:
 
 
 def test_a_port_for_admins_is_the_gateways() -> None:
-    with pytest.raises(ConfigError, match="admin_port: only the gateway does it"):
+    with pytest.raises(ConfigError, match="admin_port: it needs the gateway on all ports"):
         server_for(rpc_port=0, http_port=0, admin_port=0).start()

@@ -160,6 +160,7 @@ def test_flags_without_effect_are_accepted(settings_of):
             ]
         ),
         (["--model-config-name=a"], "--model-config-name: a model has one configuration"),
+        (["--model-config=a"], "--model-config-name: a model has one configuration"),
         (["--trace-config", "level=FULL"], "invalid value for trace level option: FULL"),
     ],
 )
@@ -205,7 +206,7 @@ def test_a_part_of_v2_is_restricted_once(settings_of, capsys, flag, kind, groups
 def test_deprecated_flags_get_tritons_warnings(settings_of, capsys):
     settings_of("--disable-auto-complete-config", "--model-repository", "trace-rate")
     assert capsys.readouterr().err == ""
-    settings_of("--strict-model-config=false", "--disable-auto-complete-config", "--trace-rate=5")
+    settings_of("--strict-model=false", "--disable-auto-complete-config", "--trace-ra", "5")
     assert capsys.readouterr().err.splitlines() == [
         "Warning: '--strict-model-config' has been deprecated! Please use "
         "'--disable-auto-complete-config' instead.",

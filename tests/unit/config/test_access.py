@@ -30,8 +30,8 @@ SECURE = TlsConfig(certificate="c", key="k")
     [
         (AccessConfig(), TlsConfig(), False, ""),
         (NOBODY, SECURE, True, ""),
-        (NOBODY, TlsConfig(), False, "access: only the gateway does it"),
-        (AccessConfig(), SECURE, False, "tls: only the gateway does it"),
+        (NOBODY, TlsConfig(), False, "access: it needs the gateway on all ports"),
+        (AccessConfig(), SECURE, False, "tls: it needs the gateway on all ports"),
         (AccessConfig(), TlsConfig(certificate="c"), True, "belong together"),
         (AccessConfig(), TlsConfig(client_ca="c"), True, "needs a certificate"),
         (AccessConfig(anonymous=("infer",)), TlsConfig(), True, "name a callers_file"),
@@ -66,7 +66,7 @@ def test_faults(access: AccessConfig, tls: TlsConfig, is_gateway: bool, text: st
         (AccessConfig(), False, True, ""),
         (AccessConfig(), True, False, "tls.grpc_only: the gateway has to take gRPC"),
         (AccessConfig(), False, False, "tls.grpc_only: the gateway has to take gRPC"),
-        (NOBODY, False, True, "access: only the gateway does it"),
+        (NOBODY, False, True, "access: it needs the gateway on all ports"),
     ],
 )
 def test_faults_of_tls_of_grpc_alone(

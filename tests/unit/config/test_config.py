@@ -282,6 +282,16 @@ def test_null_is_the_default_for_every_key() -> None:
 def test_words_of_a_closed_set_are_read_in_any_case() -> None:
     local = op_config(local_service_conf={"precision": "FP16"}).local_service_conf
     assert local.engine_options == {"precision": "fp16"}
+    model = {"engine": "openvino", "precision": "BF16"}
+    assert op_config(local_service_conf=model).local_service_conf.engine_options["precision"] == (
+        "bf16"
+    )
+
+
+def test_a_named_engine_checks_its_own_keys() -> None:
+    model = {"engine": "openvino", "precision": "fp16"}
+    text = "local_service_conf.precision: expected fp32 or bf16, found 'fp16'"
+    assert text in refusal(op={"a": {"local_service_conf": model}})
     assert service(log={"level": "debug"}).log.level == "DEBUG"
 
 
@@ -539,7 +549,7 @@ def test_a_client_type_without_a_server_is_warned_of() -> None:
     remote = OpConfig(client_type="triton", server_endpoints=("127.0.0.1:8001",))
     ops = {"bow": OpConfig(client_type="triton"), "cnn": OpConfig(), "remote": remote}
     (warning,) = op_warnings(service(), ops)
-    assert "op.bow.client_type: no server_endpoints" in warning
+    assert "op.bow.client_type: triton has no effect without server_endpoints" in warning
     assert op_warnings(service(), {"bow": OpConfig(client_type="local_predictor")}) == []
 
 

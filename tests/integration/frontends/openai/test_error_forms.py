@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from doubles import http
+from doubles import http, server_for
 from openai_models import Says, openai_server
 
 from pipeline import ProductError
@@ -48,6 +48,17 @@ def test_an_invalid_timeout_is_refused_in_the_form_of_the_api(path):
             assert set(answer["error"]) == OPENAI
         status, _, answer = http(server, "POST", "/api/says", ASKED, {"grpc-timeout": "soon"})
         assert (status, set(answer["error"])) == (400, {"code", "name", "message", "op"})
+
+
+def test_errors_of_a_pipeline_called_as_a_page_have_one_form():
+    with server_for(Says(), name="docs") as server:
+        answers = [
+            http(server, "POST", "/docs/says", {"key": 5}),
+            http(server, "POST", "/docs/says", {}, {"grpc-timeout": "soon"}),
+        ]
+    assert [status for status, _, _ in answers] == [400, 400]
+    first, second = (set(answer) for _, _, answer in answers)
+    assert first == second
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}])
