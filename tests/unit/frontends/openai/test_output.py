@@ -143,7 +143,7 @@ def test_a_response_is_short_until_its_text_is_long():
     writer, choice = ResponseWriter(KeptResponses(0), "m", Questions([])), Choice(0, "text")
     assert writer.is_short
     writer.part(choice, {"text": "a" * SHORT_BYTES})
-    assert not (writer.is_short or writer.has_short_parts)
+    assert (writer.is_short, writer.has_short_parts) == (False, False)
     writer = ResponseWriter(KeptResponses(0), "m", Questions([], is_large=True))
     assert (writer.is_short, writer.has_short_parts) == (False, True)
 
