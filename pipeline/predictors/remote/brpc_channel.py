@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -27,9 +25,9 @@ from pipeline.predictors.remote.brpc_connection import (
 from pipeline.predictors.remote.pool import (
     CannotConnectError,
     ConnectionLostError,
-    EndpointPolicy,
     OutOfTimeError,
     Pool,
+    Servers,
     Waiting,
 )
 from pipeline.proto.brpc.frames import (
@@ -45,7 +43,6 @@ from pipeline.proto.brpc.frames import (
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.tracing.context import call_trace, child, parse_traceparent
 
-_LOGGER = logging.getLogger(__name__)
 _MAX_SHOWN_CHARACTERS = 400
 _MAX_WAIT_S = 1e6  # sent to a server; the field holds at most 2^31 ms
 _forks = 0  # number of forks between the first process and this one
@@ -95,16 +92,6 @@ class _Question(Struct, frozen=True, gc=False):
     read: Read
 
 
-class _Servers:
-    """The state of a channel. A forked child makes its own; it must not use its parent's."""
-
-    def __init__(self, addresses: Sequence[tuple[str, int]]) -> None:
-        self.forks = _forks
-        self.pools = [Pool(address, BrpcConnection) for address in addresses]
-        self.policy = EndpointPolicy(len(addresses))
-        self.lock = threading.Lock()  # of the policy
-
-
 class BrpcChannel:
     """Asks one of several equivalent servers. Safe to use from many threads.
 
@@ -124,7 +111,7 @@ class BrpcChannel:
         self._addresses = addresses
         self._method = method
         self._is_closed = False
-        self._own = _Servers(addresses)
+        self._own = self._new_servers()
 
     def ask(self, body: bytes, log_id: int, waiting: Waiting, read: Read) -> Any:
         """Return the answer to a request; it may reach several servers, or one server twice.
@@ -138,14 +125,11 @@ class BrpcChannel:
         """
         question = _Question(body, log_id, waiting, read)
         servers = self._servers()
-        if servers.policy.count_down:
-            self._probe_due(servers)
         reasons: list[str] = []
         useless: set[int] = set()
         attempts = len(servers.pools) + 1
         while attempts > 0:
-            with servers.lock:
-                index = servers.policy.pick(useless)
+            index = servers.pick(useless)
             if index is None:
                 break
             time_s = waiting.ends - time.monotonic()
@@ -159,10 +143,7 @@ class BrpcChannel:
                 if error.is_final:
                     useless.add(index)
                 if not error.is_healthy:
-                    with servers.lock:
-                        was_well = servers.policy.failed(index)
-                    if was_well:
-                        self._log_left_out(index, str(error))
+                    servers.failed(index, str(error))
                 reasons.append(f"{self._endpoints[index]}: {error}")
         self._refuse_if_closed()
         raise PredictorUnavailableError(f"[{self._name}] no server answers: {_joined(reasons)}")
@@ -176,24 +157,27 @@ class BrpcChannel:
                 pool.give_back(pool.take(Waiting(time.monotonic() + time_s)))
             except (CannotConnectError, OutOfTimeError) as error:
                 problems.append(f"{self._endpoints[index]}: {error}")
-                with servers.lock:
-                    servers.policy.failed(index)
+                servers.failed(index)
         return problems
 
     def close(self) -> None:
         """Refuse new calls; calls in progress finish."""
         self._is_closed = True
-        for pool in self._own.pools:
-            pool.close()
+        self._own.close()
 
-    def _servers(self) -> _Servers:
+    def _servers(self) -> Servers[BrpcConnection]:
+        """Return the servers; a forked child makes its own, it must not use its parent's."""
         self._refuse_if_closed()
-        servers = self._own
-        if servers.forks != _forks:
-            for pool in servers.pools:
+        if self._made_at != _forks:
+            for pool in self._own.pools:
                 pool.abandon()
-            self._own = servers = _Servers(self._addresses)
-        return servers
+            self._own = self._new_servers()
+        return self._own
+
+    def _new_servers(self) -> Servers[BrpcConnection]:
+        self._made_at = _forks
+        pools = [Pool(address, BrpcConnection) for address in self._addresses]
+        return Servers(self._name, self._endpoints, pools)
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:
@@ -201,7 +185,7 @@ class BrpcChannel:
 
     # One attempt
 
-    def _ask(self, servers: _Servers, index: int, question: _Question) -> Any:
+    def _ask(self, servers: Servers[BrpcConnection], index: int, question: _Question) -> Any:
         meta, body = self._call(servers.pools[index], question)
         try:
             if meta is not WENT_WELL:
@@ -209,12 +193,11 @@ class BrpcChannel:
             answer = question.read(body)
         except (FrameError, DecodeError) as error:
             raise _ServerFailedError(f"it answers garbage: {error}") from error
-        if not servers.policy.all_are_well:
-            self._note_answer(servers, index)
+        servers.answered(index)
         return answer
 
     def _body(
-        self, servers: _Servers, index: int, meta: RpcMeta, body: bytes | memoryview
+        self, servers: Servers[BrpcConnection], index: int, meta: RpcMeta, body: bytes | memoryview
     ) -> bytes | memoryview:
         """Return the body as the server wrote it. Raises as `_ask`, and FrameError."""
         if meta.response.error_code:
@@ -255,52 +238,26 @@ class BrpcChannel:
         repeat_meta(connection.meta, log_id=log_id, timeout_ms=time_ms)
         return connection.meta
 
-    def _refuse_code(self, servers: _Servers, index: int, code: int, text: str) -> NoReturn:
+    def _refuse_code(
+        self, servers: Servers[BrpcConnection], index: int, code: int, text: str
+    ) -> NoReturn:
         reason = f"{code_name(code)}: {text[:_MAX_SHOWN_CHARACTERS]}"
         if code in _NOT_NOW:
             is_healthy = code != BrpcCode.LOGOFF
             raise _ServerFailedError(f"it refuses: {reason}", is_final=True, is_healthy=is_healthy)
-        self._note_answer(servers, index)
+        servers.answered(index)
         kind = DeadlineError if code == BrpcCode.TIMED_OUT else PredictorError
         raise kind(f"[{self._name}] the server at {self._endpoints[index]} answered error {reason}")
 
     def _refuse_late(
-        self, servers: _Servers, index: int, time_s: float, reasons: Sequence[str]
+        self, servers: Servers[BrpcConnection], index: int, time_s: float, reasons: Sequence[str]
     ) -> NoReturn:
-        with servers.lock:  # a call without time at its start says nothing about the server
-            hangs = time_s > 0 and servers.policy.timed_out(index, time_s)
-        if hangs:  # its host may be down: the open connections are useless
-            servers.pools[index].retire_all()
-            self._log_left_out(index, "several calls in a row got no answer")
+        servers.timed_out(index, time_s)
         before = f" (before, {_joined(reasons)})" if reasons else ""
         raise DeadlineError(
             f"[{self._name}] no answer from the server at {self._endpoints[index]} "
             f"within {time_s:.3g} s{before}"
         ) from None
-
-    # Health
-
-    def _probe_due(self, servers: _Servers) -> None:
-        with servers.lock:
-            due = servers.policy.due()
-        for index in due:
-            is_back = servers.pools[index].probe()
-            if is_back:
-                self._note_answer(servers, index)
-            elif is_back is not None:
-                with servers.lock:
-                    servers.policy.failed(index)
-
-    def _note_answer(self, servers: _Servers, index: int) -> None:
-        with servers.lock:
-            is_back = servers.policy.answered(index)
-        if is_back and len(self._endpoints) > 1:
-            _LOGGER.info("[%s] %s is asked again", self._name, self._endpoints[index])
-
-    def _log_left_out(self, index: int, why: str) -> None:
-        """Log it if other servers take over, so that an operator notices."""
-        if len(self._endpoints) > 1:
-            _LOGGER.warning("[%s] %s is left out: %s", self._name, self._endpoints[index], why)
 
 
 def _trace_of_call(trace: str, name: str) -> BrpcTrace | None:

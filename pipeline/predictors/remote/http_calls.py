@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import random
 import re
 import select
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,9 +26,9 @@ from pipeline.predictors.remote.pool import (
     LOOK_S,
     CannotConnectError,
     ConnectionLostError,
-    EndpointPolicy,
     OutOfTimeError,
     Pool,
+    Servers,
     Waiting,
     has_ended,
     prepare,
@@ -41,7 +39,6 @@ from pipeline.proto.targets import host_and_port
 MAX_ANSWER_BYTES = 256 * 2**20
 """Limit of one answer, and of one part of a stream; it is not configurable."""
 
-_LOGGER = logging.getLogger(__name__)
 _RECEIVED_BYTES = 65536
 _FIRST_PAUSE_S, _MOST_PAUSE_S = 0.5, 60.0
 _MOST_SAID = 1000  # characters of a server's error text
@@ -194,7 +191,7 @@ class UpstreamCall:
 
     def close(self) -> None:
         """Give the connection back, or close it."""
-        self._calls.pools[self.index].give_back(self._connection)
+        self._calls.servers.pools[self.index].give_back(self._connection)
 
 
 class _NotNowError(Exception):
@@ -221,14 +218,14 @@ class HttpCalls:
         self, name: str, targets: Sequence[HttpTarget], head: bytes, retries: int, secret: str
     ) -> None:
         tls = ssl.create_default_context() if any(one.is_tls for one in targets) else None
-        self.pools: list[Pool[UpstreamConnection]] = [_pool_of(target, tls) for target in targets]
+        self.servers: Servers[UpstreamConnection] = Servers(
+            name, targets, [_pool_of(target, tls) for target in targets]
+        )
         self._name = name
         self._targets = targets
         self._head = head
         self._retries = retries
         self._secret = secret
-        self._policy = EndpointPolicy(len(targets))
-        self._lock = threading.Lock()  # of the policy
 
     def begin(self, path: str, head: bytes, body: bytes, waiting: Waiting) -> UpstreamCall:
         """Send a request; return the answer, whose head has arrived and reports success.
@@ -244,14 +241,15 @@ class HttpCalls:
         tries = 0
         while True:
             waiting.check()
-            index = self._pick()
+            index = self.servers.pick()
+            assert index is not None, "there is a server"
             time_s = waiting.ends - time.monotonic()
             if time_s <= 0:  # no server is asked, so none is at fault
                 raise self.too_late(index)
             try:
                 return self._once(index, path, head, body, waiting)
             except OutOfTimeError:
-                self._note_silence(index, time_s)
+                self.servers.timed_out(index, time_s)
                 raise self.too_late(index) from None
             except _NotNowError as error:
                 if error.is_free:
@@ -259,9 +257,9 @@ class HttpCalls:
                 pause_s = error.after_s
                 if pause_s is None:
                     pause_s = _FIRST_PAUSE_S * 2.0**tries * random.uniform(0.5, 1.0)
-                with self._lock:
-                    if error.after_s is None and self._policy.count_down < len(self.pools):
-                        pause_s = 0.0  # ask another server
+                others = len(self._targets) - self.servers.policy.count_down
+                if error.after_s is None and others:
+                    pause_s = 0.0  # ask another server
                 tries += 1
                 most_s = min(_MOST_PAUSE_S, waiting.ends - time.monotonic())
                 if tries > self._retries or pause_s >= most_s:
@@ -286,25 +284,12 @@ class HttpCalls:
 
     def close(self) -> None:
         """Refuse new calls; calls in progress finish."""
-        for pool in self.pools:
-            pool.close()
-
-    def _pick(self) -> int:
-        with self._lock:
-            for index in self._policy.due():
-                is_back = self.pools[index].probe()
-                if is_back:
-                    self._policy.answered(index)
-                elif is_back is not None:
-                    self._policy.failed(index)
-            peer = self._policy.pick()
-        assert peer is not None, "there is a server"
-        return peer
+        self.servers.close()
 
     def _once(
         self, index: int, path: str, head: bytes, body: bytes, waiting: Waiting
     ) -> UpstreamCall:
-        target, pool = self._targets[index], self.pools[index]
+        target, pool = self._targets[index], self.servers.pools[index]
         try:
             connection = pool.take(waiting)
         except CannotConnectError as error:
@@ -332,27 +317,12 @@ class HttpCalls:
         except BaseException:
             call.close()
             raise
-        with self._lock:
-            self._policy.answered(index)
+        self.servers.answered(index)
         return call
 
     def _failed(self, index: int, why: str) -> NoReturn:
-        with self._lock:
-            was_well = self._policy.failed(index)
-        if was_well:
-            self._log_left_out(index, why)
+        self.servers.failed(index, why)
         raise _NotNowError(why)
-
-    def _note_silence(self, index: int, time_s: float) -> None:
-        with self._lock:
-            hangs = self._policy.timed_out(index, time_s)
-        if hangs:  # its host may be down: the open connections are useless
-            self.pools[index].retire_all()
-            self._log_left_out(index, "several calls in a row got no answer")
-
-    def _log_left_out(self, index: int, why: str) -> None:
-        if len(self.pools) > 1:
-            _LOGGER.warning("[%s] %s is left out: %s", self._name, self._targets[index], why)
 
     def _refuse_status(self, index: int, call: UpstreamCall, waiting: Waiting) -> NoReturn:
         status = call.reader.status

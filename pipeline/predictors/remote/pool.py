@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from pipeline.errors import ClosedError
+
+_LOGGER = logging.getLogger(__name__)
 
 MAX_IDLE = 32
 """Maximum number of idle connections to one server."""
@@ -479,3 +482,74 @@ class EndpointPolicy:
         self.count_down -= was_down
         self.all_are_well = not any(one.failures or one.timeouts for one in self._servers)
         return was_down
+
+
+class Servers(Generic[_Kind]):
+    """Equivalent servers of one model: which one is asked, and which are left out.
+
+    Args:
+        name: name of the model, for the log.
+        addresses: the servers, as the log shows them.
+        pools: of each server.
+
+    Attributes:
+        policy: chooses; it is only used here.
+    """
+
+    def __init__(
+        self, name: str, addresses: Sequence[object], pools: Sequence[Pool[_Kind]]
+    ) -> None:
+        self.pools: Sequence[Pool[_Kind]] = pools
+        self.policy: EndpointPolicy = EndpointPolicy(len(pools))
+        self._name = name
+        self._addresses = addresses
+        self._lock = threading.Lock()  # of the policy
+
+    def pick(self, without: Collection[int] = ()) -> int | None:
+        """Return the server whose turn it is, after those that are down were tried again."""
+        with self._lock:
+            due = self.policy.due() if self.policy.count_down else ()
+        for index in due:
+            is_back = self.pools[index].probe()
+            if is_back:
+                self.answered(index)
+            elif is_back is not None:
+                self.failed(index)
+        with self._lock:
+            return self.policy.pick(without)
+
+    def answered(self, index: int) -> None:
+        """Note that a server is well."""
+        if self.policy.all_are_well:
+            return
+        with self._lock:
+            is_back = self.policy.answered(index)
+        if is_back and len(self.pools) > 1:
+            _LOGGER.info("[%s] %s is asked again", self._name, self._addresses[index])
+
+    def failed(self, index: int, why: str = "") -> None:
+        """Leave a server out for some time; log `why` if it was well."""
+        with self._lock:
+            was_well = self.policy.failed(index)
+        if was_well and why:
+            self._log_left_out(index, why)
+
+    def timed_out(self, index: int, time_s: float) -> None:
+        """Note that a call got no answer in `time_s`; after several the server is left out."""
+        if time_s <= 0:  # a call without time at its start says nothing about the server
+            return
+        with self._lock:
+            hangs = self.policy.timed_out(index, time_s)
+        if hangs:  # its host may be down: the open connections are useless
+            self.pools[index].retire_all()
+            self._log_left_out(index, "several calls in a row got no answer")
+
+    def close(self) -> None:
+        """Open no more connections; calls in progress finish."""
+        for pool in self.pools:
+            pool.close()
+
+    def _log_left_out(self, index: int, why: str) -> None:
+        """Log it if other servers take over, so that an operator notices."""
+        if len(self.pools) > 1:
+            _LOGGER.warning("[%s] %s is left out: %s", self._name, self._addresses[index], why)
