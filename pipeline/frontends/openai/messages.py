@@ -101,6 +101,7 @@ class MessageWriter:
     """
 
     is_short: bool = True
+    has_short_parts: bool = True
 
     def __init__(self, model_id: str, questions: Questions) -> None:
         self._stops = questions.stops
