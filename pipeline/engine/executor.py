@@ -14,7 +14,7 @@ from pipeline.engine.graph import Graph
 from pipeline.engine.journal.journal import EngineObservers
 from pipeline.engine.op.cache import CachedGraph
 from pipeline.engine.op.channel import Item, own_dict
-from pipeline.engine.op.dispatcher import OpDispatcher
+from pipeline.engine.op.dispatcher import OpDispatcher, direct_item
 from pipeline.engine.op.filter import surround
 from pipeline.engine.op.order import OrderFilter
 from pipeline.engine.ports import OpNode, Receiver, alone
@@ -206,7 +206,8 @@ class Executor:
         request.dispatched_ns = self._clock_ns()
         target = request.target
         if target is not None and target.op is not None:
-            self.nodes[target.op].enqueue_direct(request, target)
+            node = self.nodes[target.op]
+            node.add(direct_item(node, request, target))
         else:
             self.send(request, self.receivers, EXECUTOR_NAME, payload)
 

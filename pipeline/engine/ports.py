@@ -13,7 +13,7 @@ from pipeline.engine.journal.spans import SpanRecorder
 from pipeline.engine.op.channel import Channel, ChannelBound, Item
 from pipeline.engine.op.filter import FilteredDispatcher
 from pipeline.engine.op.worker_watch import WorkerWatch
-from pipeline.engine.request import Recipient, RequestState, RequestTarget
+from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.schedulers.base import Load, Scheduler
 from pipeline.engine.shedding import Shedder
@@ -66,7 +66,6 @@ class OpNode(Recipient, TripStop, FilteredDispatcher, Protocol):
 
     @property
     def waiting(self) -> int: ...
-    def enqueue_direct(self, request: RequestState, target: RequestTarget) -> None: ...
     def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None: ...
     def drop(self, request: RequestState) -> None: ...
     def release(self, run: BatchRun | Item) -> None: ...

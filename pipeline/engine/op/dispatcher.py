@@ -128,16 +128,6 @@ class OpDispatcher:
             self.links.skipped += 1
         self._router.route(self, request, error)
 
-    def enqueue_direct(self, request: RequestState, target: RequestTarget) -> None:
-        """Take a request for this Op alone; copy its dicts, which may be sent again."""
-        inputs = {
-            name: dict(part) if isinstance(part, dict) else part
-            for name, part in target.payload.items()
-        }
-        item = item_of(self, request, inputs, target.raw_inputs)
-        item.ready_ns = target.ready_ns or item.ready_ns
-        self.add(item)
-
     def add(self, item: Item) -> None:
         """Queue an item, unless it cannot run before its deadline."""
         request, now = item.request, self._router.loop.time()
@@ -426,6 +416,17 @@ def item_of(
         lap,
         entered,
     )
+
+
+def direct_item(node: OpDispatcher, request: RequestState, target: RequestTarget) -> Item:
+    """Return the item of a request for one Op alone, with copies of its dicts."""
+    inputs = {
+        name: dict(part) if isinstance(part, dict) else part
+        for name, part in target.payload.items()
+    }
+    item = item_of(node, request, inputs, target.raw_inputs)
+    item.ready_ns = target.ready_ns or item.ready_ns
+    return item
 
 
 class Shortcut:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.engine.run.stages import BatchRun
 
 Again = tuple[Sequence["BatchRun"], Sequence["Item"], PipelineError]
-"""What becomes of a lost batch: the batches that begin again, the items that fail, their error."""
+"""The outcome of a lost batch: batches to begin again, failed items, the error of these."""
 
 _STEPS = ("add", "submit", "release", "pass_on", "schedule", "again")
 

@@ -506,7 +506,7 @@ class Servers(Generic[_Kind]):
         self._lock = threading.Lock()  # of the policy
 
     def pick(self, without: Collection[int] = ()) -> int | None:
-        """Return the server whose turn it is, after those that are down were tried again."""
+        """Try again servers that are down; return the server whose turn it is."""
         with self._lock:
             due = self.policy.due() if self.policy.count_down else ()
         for index in due:
