@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
 from pipeline.gateway.build import find_go
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,6 +86,11 @@ def generate_go(out: Path) -> None:
     described = out / V2_DESCRIPTORS
     described.parent.mkdir(parents=True, exist_ok=True)
     protoc([f"--descriptor_set_out={described}"], [V2])
+    from pipeline.proto.v2.service import service_file  # of what was generated above
+
+    described.write_bytes(
+        described.read_bytes() + FileDescriptorSet(file=[service_file()]).SerializeToString()
+    )
     folder = out / GATEWAY.relative_to(ROOT)
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as plugins:

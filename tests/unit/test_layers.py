@@ -102,7 +102,7 @@ AT_HOME: dict[str, set[str]] = {
         *("observe.otel.environment", "observe.otel.logs", "observe.otel.metrics"),
     },
     "prometheus_client": {"observe.metrics", "cluster.overview"},
-    "grpc_reflection": {"frontends.grpc.server"},
+    "grpc_reflection": {"frontends.grpc.reflection"},
     "httptools": {"frontends.http.reader", "frontends.http.heads", "proto.http"},
     "uvloop": {"system.event_loop"},
     "cramjam": {"proto.brpc.frames"},

@@ -21,7 +21,6 @@ from urllib.parse import unquote
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from pipeline.answer_head import AnswerHead
 from pipeline.engine.request import RequestHandle, ResponseSink
@@ -35,6 +34,7 @@ from pipeline.errors import (
 )
 from pipeline.frontends.grpc.calls import GrpcHealth, RunningCalls
 from pipeline.frontends.grpc.guarded import FIRST_UNKNOWN, new_server, version_of
+from pipeline.frontends.grpc.reflection import add_reflection
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
 from pipeline.frontends.listen import address_of, check_free
 from pipeline.proto.slices import Piece
@@ -242,8 +242,7 @@ class GrpcFrontend:
             server.add_registered_method_handlers(service.name, handlers)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         ours = [service.name for service in self._services]
-        names = (*ours, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server)
+        add_reflection(server, (*ours, health.SERVICE_NAME))
         return server
 
     async def set_ready(self, ready: bool) -> None:

@@ -70,7 +70,7 @@ func TestReflectionDescribesTheMessagesAndEndsWithTheEdge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"baidu.paddle_serving.pipeline_serving.Request", "pipeline.inference_v2.ModelInferRequest"} {
+	for _, name := range []string{"baidu.paddle_serving.pipeline_serving.Request", "pipeline.inference_v2.ModelInferRequest", "inference.GRPCInferenceService.ModelInfer"} {
 		question := &reflectionpb.ServerReflectionRequest{MessageRequest: &reflectionpb.ServerReflectionRequest_FileContainingSymbol{FileContainingSymbol: name}}
 		if err := asking.Send(question); err != nil {
 			t.Fatal(err)

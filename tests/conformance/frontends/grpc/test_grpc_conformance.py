@@ -301,6 +301,10 @@ def test_reflection_lists_the_services(channel):
         "baidu.paddle_serving.pipeline_serving.Request",
         "pipeline.inference_v2.ModelInferRequest",
         "grpc.health.v1.Health",
+        f"{SERVICE}.inference",
+        "grpc.health.v1.Health.Check",
+        V2,
+        f"{V2}.ModelStreamInfer",
     ],
 )
 def test_reflection_describes_known_symbols(channel, name):

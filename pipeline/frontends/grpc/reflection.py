@@ -1,0 +1,53 @@
+"""gRPC's server reflection, for tools that know no .proto file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import grpc.aio
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pool import Default, DescriptorPool
+from grpc_reflection.v1alpha import reflection
+
+from pipeline.proto import inference_v2_pb2
+from pipeline.proto.v2.service import service_file
+
+
+def add_reflection(server: grpc.aio.Server, services: Iterable[str]) -> None:
+    """Have a server describe these services, and reflection itself."""
+    names = (*services, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server, pool=_Descriptors())
+
+
+class _Descriptors:
+    """The descriptors of the process, and the v2 service, which is not among them."""
+
+    def __init__(self) -> None:
+        self._v2 = DescriptorPool()
+        self._v2.AddSerializedFile(inference_v2_pb2.DESCRIPTOR.serialized_pb)
+        self._v2.AddSerializedFile(service_file().SerializeToString())
+
+    def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
+        """Return the file of a symbol. Raises KeyError.
+
+        A method is in the file of its service: protobuf's pools do not find methods by name.
+        """
+        for name in (symbol, symbol.rpartition(".")[0]):
+            for pool in (self._v2, Default()):
+                try:
+                    return pool.FindFileContainingSymbol(name)
+                except KeyError:
+                    continue
+        raise KeyError(symbol)
+
+    def FindFileByName(self, name: str) -> FileDescriptor:
+        """Return a file. Raises KeyError."""
+        try:
+            return self._v2.FindFileByName(name)
+        except KeyError:
+            return Default().FindFileByName(name)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the process's pool: extensions are there only."""
+        return getattr(Default(), name)
