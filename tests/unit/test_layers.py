@@ -91,6 +91,7 @@ AT_HOME: dict[str, set[str]] = {
         "frontends.grpc.calls",
         "frontends.grpc.guarded",
         "frontends.grpc.inference",
+        "frontends.grpc.reflection",
         "frontends.v2.grpc",
         "frontends.v2.restrictions",
         "predictors.remote.grpc_calls",
