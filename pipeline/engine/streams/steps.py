@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
-from operator import attrgetter
 from typing import Any, cast
 
 import msgspec
@@ -31,7 +30,6 @@ Kept = tuple[list[dict[str, Any]], list[int]]
 
 
 _DICTS = {dict}
-_IS_FEED = attrgetter("is_feed")
 
 
 class _Growing(dict[type, bool]):

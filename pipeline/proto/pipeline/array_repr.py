@@ -22,7 +22,6 @@ Array = npt.NDArray[Any]
 TENSORS_INSTEAD = "ask for tensors, or give the last Op set_pack_tensor_format(True)"
 _LINE_WIDTH = 75
 _PREFIX = "array("
-_FEW_BRACKETS = 4  # so many leave one number on one line
 _MAX_ROW = 8  # elements that `_plain_row` looks at
 _SURELY_SHORT = len("0.12345678")
 _DEFAULT_OPTIONS: dict[str, Any] = {
@@ -59,8 +58,6 @@ def quick_repr(array: Array, limits: Limits | None = None) -> str | None:
     name = _DTYPE_NAMES.get(array.dtype)
     if name is None or not array.size or not _options_are_default():
         return None
-    if array.size == 1 and (text := _lone_number(array, name)):
-        return text
     checked = limits if array.size > SLICE else None
     if checked is not None:
         checked.check_json(array.size * len("0, "), TENSORS_INSTEAD)
@@ -81,29 +78,6 @@ def quick_repr(array: Array, limits: Limits | None = None) -> str | None:
     option = f"dtype={name})"
     fits = last_line + len(option) + 1 <= _LINE_WIDTH
     return f"{text}, {option}" if fits else f"{text},\n{' ' * len(_PREFIX)}{option}"
-
-
-def _lone_number(array: Array, name: str) -> str:
-    """Return the text of an array of one usual number, such as a score; "" for others.
-
-    The text is that of `_plain_row`, in a third of its time.
-    """
-    if array.dtype.kind != "f" or array.ndim > _FEW_BRACKETS:
-        return ""
-    number = array.item()
-    if not _suit_points(abs(number), abs(number)):  # NaN does not, either
-        return ""
-    if array.itemsize > 4:
-        word = f"{number:.8f}".rstrip("0")
-    else:
-        (word,) = _shortest(array.reshape(-1))
-        if len(word) > _SURELY_SHORT and len(word) - word.index(".") > 9:
-            word = f"{number:.8f}".rstrip("0")
-        elif word.endswith(".0"):
-            word = word[:-1]
-    depth = array.ndim
-    ending = f", dtype={name})" if name else ")"
-    return f"{_PREFIX}{'[' * depth}{word}{']' * depth}{ending}"
 
 
 def _plain_row(array: Array) -> str | None:
