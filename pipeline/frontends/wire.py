@@ -17,8 +17,8 @@ from pipeline.proto.pipeline import json as jsonpb
 from pipeline.proto.pipeline.plain import (
     PlainRequest,
     PlainResponse,
+    plain_of,
     plain_request_from_json,
-    plain_request_from_message,
 )
 from pipeline.proto.pipeline.response import LargeResponse, pack_error, read_request
 from pipeline.proto.pipeline_service_pb2 import Request, Response
@@ -82,9 +82,8 @@ class PipelineWire:
 
     def read(self, message: bytes, *names: str) -> PlainRequest | Request:
         """Return the request of a short message. Raises PackageError."""
-        if self._is_plain and (plain := plain_request_from_message(message)) is not None:
-            return plain
-        return _whole(message)
+        request = _whole(message)
+        return plain_of(request) if self._is_plain else request
 
     async def read_large(
         self, pieces: Sequence[Piece], timeout_s: float | None, *names: str

@@ -19,7 +19,6 @@ from pipeline.errors import (
 )
 from pipeline.predictors.remote.brpc_connection import (
     MAX_ANSWER_BYTES,
-    WENT_WELL,
     BrpcConnection,
 )
 from pipeline.predictors.remote.pool import (
@@ -37,7 +36,6 @@ from pipeline.proto.brpc.frames import (
     code_name,
     decompress,
     error_of,
-    repeat_meta,
     request_meta,
 )
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
@@ -188,9 +186,7 @@ class BrpcChannel:
     def _ask(self, servers: Servers[BrpcConnection], index: int, question: _Question) -> Any:
         meta, body = self._call(servers.pools[index], question)
         try:
-            if meta is not WENT_WELL:
-                body = self._body(servers, index, meta, body)
-            answer = question.read(body)
+            answer = question.read(self._body(servers, index, meta, body))
         except (FrameError, DecodeError) as error:
             raise _ServerFailedError(f"it answers garbage: {error}") from error
         servers.answered(index)
@@ -217,8 +213,7 @@ class BrpcChannel:
             raise _ServerFailedError(str(error), is_final=True) from error
         was_idle = connection.has_answered
         try:
-            meta = self._meta(connection, question)
-            return connection.ask(meta, question.body, question.waiting)
+            return connection.ask(self._meta(question), question.body, question.waiting)
         except ConnectionLostError as error:
             raise _ServerFailedError(str(error), is_healthy=was_idle) from error
         except FrameError as error:
@@ -226,17 +221,12 @@ class BrpcChannel:
         finally:
             pool.give_back(connection)
 
-    def _meta(self, connection: BrpcConnection, question: _Question) -> RpcMeta:
-        log_id = question.log_id
+    def _meta(self, question: _Question) -> RpcMeta:
         time_s = min(question.waiting.ends - time.monotonic(), _MAX_WAIT_S)
         time_ms = max(int(time_s * 1000), 1)
-        trace = call_trace()
-        if trace and (known := _trace_of_call(trace, self._name)) is not None:
-            return request_meta(self._method, 0, log_id=log_id, timeout_ms=time_ms, trace=known)
-        if connection.meta is None:
-            connection.meta = request_meta(self._method, 0)
-        repeat_meta(connection.meta, log_id=log_id, timeout_ms=time_ms)
-        return connection.meta
+        trace = _trace_of_call(call_trace(), self._name)
+        log_id = question.log_id
+        return request_meta(self._method, 0, log_id=log_id, timeout_ms=time_ms, trace=trace)
 
     def _refuse_code(
         self, servers: Servers[BrpcConnection], index: int, code: int, text: str

@@ -27,15 +27,11 @@ from pipeline.proto.brpc.frames import (
     code_name,
     error_of,
     pack,
-    response_meta,
 )
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 
 MAX_ANSWER_BYTES = 512 * 2**20
 """Limit of one answer, compressed and decompressed."""
-
-WENT_WELL = response_meta(0)
-"""The meta of all answers that report only success."""
 
 _RECEIVE_BYTES = 64 * 2**10
 _MAX_RECEIVE_BYTES = 4 * 2**20
@@ -66,8 +62,6 @@ class BrpcConnection:
         self._receive_bytes = _RECEIVE_BYTES
         self._answer: _Answer | None = None  # to the last request; answers to earlier ones are late
         self._last_id = 0
-        self.meta: RpcMeta | None = None
-        """The meta of an earlier call, from which the caller makes the next one."""
         self.is_usable: bool = True
         """Whether another request may follow, as far as is known without a system call."""
         self.has_answered: bool = False
@@ -80,7 +74,7 @@ class BrpcConnection:
     def ask(self, meta: RpcMeta, body: bytes, waiting: Waiting) -> _Answer:
         """Send a request; return the answer's meta and body.
 
-        It sets the correlation_id of `meta`. A meta that reports only success is WENT_WELL.
+        It sets the correlation_id of `meta`.
 
         Raises:
             OutOfTimeError: there was no answer in time; a late one is dropped.
@@ -153,15 +147,10 @@ class BrpcConnection:
         """Read once, and keep the answer if it is complete."""
         try:
             data = self._socket.recv(self._receive_bytes, flags)
-            body = self._frames.body_of_answer(data, self._last_id)
-            if body is not None:
-                self.has_answered = True
-                self._answer = WENT_WELL, body
-            elif data:
-                for frame in self._frames.feed(data):
-                    self._take(frame)
-            else:
+            if not data:
                 raise ConnectionLostError("it closed the connection")
+            for frame in self._frames.feed(data):
+                self._take(frame)
         except BlockingIOError:
             return  # nothing arrived in time
         except OSError as error:

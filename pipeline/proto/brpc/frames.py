@@ -11,7 +11,6 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import cramjam
@@ -19,7 +18,6 @@ from google.protobuf.message import DecodeError
 
 from pipeline.proto.brpc_meta_pb2 import RpcMeta
 from pipeline.proto.inflate import inflated
-from pipeline.proto.pipeline.blocks import varint
 from pipeline.proto.slices import SHORT_BYTES
 
 SERVICE: Final = "baidu.paddle_serving.predictor.general_model.GeneralModelService"
@@ -31,9 +29,6 @@ MAX_FRAME_BYTES: Final = 512 * 2**20
 _HEADER = struct.Struct(">4sII")
 _MAX_UINT32 = 2**32 - 1
 _SHORT_BYTES = 16 * 2**10
-_NUMBER_TAG = bytes([RpcMeta.CORRELATION_ID_FIELD_NUMBER << 3])
-_KEPT = 256  # metas, without their number
-_MAX_KEPT_BYTES = 64  # of one that a peer wrote
 
 
 class BrpcCode(enum.IntEnum):
@@ -126,16 +121,6 @@ def request_meta(
     return meta
 
 
-def repeat_meta(meta: RpcMeta, *, log_id: int = 0, timeout_ms: int = 0) -> None:
-    """Reuse the meta of a call for another call of the same method, without a trace."""
-    request = meta.request
-    request.timeout_ms = timeout_ms if timeout_ms < 2**31 else 2**31 - 1
-    if log_id:
-        request.log_id = log_id if 0 < log_id < 2**63 else _signed(log_id)
-    else:
-        request.ClearField("log_id")
-
-
 def _signed(bits: int) -> int:
     """Return the low 64 bits as a signed number."""
     return (bits + 2**63) % 2**64 - 2**63
@@ -220,8 +205,6 @@ class FrameReader:
             raise self._error
         try:
             if not self._rest:
-                if len(data) < _SHORT_BYTES and (whole := self._whole(data)) is not None:
-                    return [whole]
                 # Slices of bytes are copies, which are quicker than views while they are short.
                 return self._cut(data if len(data) < _SHORT_BYTES else memoryview(bytearray(data)))
             self._rest += data
@@ -234,34 +217,6 @@ class FrameReader:
             self._rest = bytearray()
             self._error = error
             raise
-
-    def body_of_answer(self, data: bytes, correlation_id: int) -> bytes | None:
-        """Return the body if `data` are the whole answer to a call, with a meta of success alone.
-
-        None: nothing was read; pass `data` to `feed`.
-        """
-        if self._rest or self._error is not None or len(data) < HEADER_BYTES:
-            return None
-        magic, size, meta_size = _HEADER.unpack_from(data)
-        if magic != MAGIC or not meta_size <= size == len(data) - HEADER_BYTES <= self._max_bytes:
-            return None
-        if meta_size > _MAX_KEPT_BYTES:
-            return None
-        body_at = HEADER_BYTES + meta_size
-        number = _NUMBER_TAG + varint(correlation_id)
-        before, separator, behind = data[HEADER_BYTES:body_at].partition(number)
-        return data[body_at:] if separator and _went_well(before, behind) else None
-
-    def _whole(self, data: bytes | bytearray | memoryview) -> BrpcFrame | None:
-        """Return the frame if `data` are exactly one, as nearly always; otherwise None."""
-        if len(data) < HEADER_BYTES:
-            return None
-        magic, size, meta_size = _HEADER.unpack_from(data)
-        if magic != MAGIC or not meta_size <= size == len(data) - HEADER_BYTES <= self._max_bytes:
-            return None
-        body_at = HEADER_BYTES + meta_size
-        meta = _read_meta(bytes(data[HEADER_BYTES:body_at]))
-        return None if meta.attachment_size else BrpcFrame(meta, bytes(data[body_at:]), b"")
 
     def _cut(self, data: bytes | bytearray | memoryview) -> list[BrpcFrame]:
         """Return the whole frames of `data`; what is left over is kept."""
@@ -308,22 +263,6 @@ def _read_meta(data: bytes) -> RpcMeta:
         return RpcMeta.FromString(data)
     except DecodeError as error:
         raise FrameError("the meta of a frame is no RpcMeta") from error
-
-
-@lru_cache(_KEPT)
-def _went_well(before: bytes, behind: bytes) -> bool:
-    """Return whether a meta is that of an answer with a body and nothing else, not even an error.
-
-    Its correlation_id was between `before` and `behind`.
-    """
-    try:
-        meta, rest = RpcMeta.FromString(before), RpcMeta.FromString(behind)
-    except DecodeError:
-        return False  # the match was inside another field
-    meta.MergeFrom(rest)
-    is_answer = not (meta.HasField("request") or meta.response.error_code)
-    is_all = not (meta.compress_type or meta.attachment_size)
-    return is_answer and is_all and not rest.HasField("correlation_id")
 
 
 def _read_frame(data: bytes | bytearray | memoryview, meta_size: int) -> BrpcFrame:

@@ -6,7 +6,6 @@ answer is a PlainResponse if it consists of pairs, otherwise a Response.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -17,7 +16,6 @@ from pipeline.data import ChannelData
 from pipeline.errors import ErrorCode, PayloadTypeError
 from pipeline.proto import codec
 from pipeline.proto.messages import PROFILE_KEY
-from pipeline.proto.pipeline.blocks import field_head
 from pipeline.proto.pipeline.json import request_from_json
 from pipeline.proto.pipeline_service_pb2 import Request, Response
 from pipeline.proto.slices import SHORT_BYTES, SLICE
@@ -26,15 +24,6 @@ _STR = frozenset({str})
 _INT64 = 2**63
 _FEW, _SHORT = 64, SHORT_BYTES // 2
 _dumps = orjson.dumps
-
-_ONE_BYTE = 0x7F  # largest number of one byte
-_MOST_FIELDS = 64  # of a message: protobuf is quicker with more
-_KEY, _VALUE, _NAME, _METHOD, _CLIENTIP = (
-    Request.DESCRIPTOR.fields_by_name[name].number << 3 | 2
-    for name in ("key", "value", "name", "method", "clientip")
-)
-_KEYS, _VALUES = Response.KEY_FIELD_NUMBER, Response.VALUE_FIELD_NUMBER
-_head = functools.lru_cache(field_head)
 
 
 class PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,12 +63,7 @@ class PlainResponse(msgspec.Struct):
 
     def to_message(self) -> bytes:
         """Return the same Response in protobuf."""
-        pieces: list[bytes] = []
-        for number, texts in ((_KEYS, self.key), (_VALUES, self.value)):
-            for text in texts:
-                content = text.encode()
-                pieces += _head(number, len(content)), content
-        return b"".join(pieces)
+        return Response(key=self.key, value=self.value).SerializeToString()
 
 
 _read = msgspec.json.Decoder(PlainRequest).decode
@@ -101,41 +85,12 @@ def plain_request_from_json(body: bytes, name: str, method: str) -> PlainRequest
     return request
 
 
-def plain_request_from_message(message: bytes) -> PlainRequest | None:
-    """Return the request in a message of a few texts; None if protobuf has to read it."""
-    request = PlainRequest([], [])
-    keys, values = request.key, request.value
-    start, size = 0, len(message)
-    try:
-        for _ in range(_MOST_FIELDS):
-            if start == size:
-                return request
-            tag, length = message[start], message[start + 1]
-            start += 2
-            if length > _ONE_BYTE:  # a number of two
-                more = message[start]
-                if more > _ONE_BYTE:
-                    return None
-                start += 1
-                length += (more - 1) << 7
-            end = start + length
-            text = message[start:end].decode()
-            start = end
-            if tag == _KEY:
-                keys.append(text)
-            elif tag == _VALUE:
-                values.append(text)
-            elif tag == _NAME:
-                request.name = text
-            elif tag == _METHOD:
-                request.method = text
-            elif tag == _CLIENTIP:
-                request.clientip = text
-            else:
-                return None
-    except (IndexError, UnicodeDecodeError):  # it is cut short, or not text
-        pass
-    return None
+def plain_of(request: Request) -> PlainRequest | Request:
+    """Return a Request as a PlainRequest, if it has no tensors."""
+    if request.tensors:
+        return request
+    pairs = [*request.key], [*request.value]
+    return PlainRequest(*pairs, request.name, request.method, request.logid, request.clientip)
 
 
 def pack_short(payload: Any) -> PlainResponse | None:

@@ -19,8 +19,8 @@ from pipeline.proto.pipeline.plain import (
     PlainRequest,
     PlainResponse,
     pack_plain,
+    plain_of,
     plain_request_from_json,
-    plain_request_from_message,
 )
 from pipeline.proto.pipeline_service_pb2 import Request, Response, Tensor
 
@@ -175,43 +175,11 @@ def _fields(request):
     return (*pairs, request.name, request.method, request.clientip, request.logid)
 
 
-@given(_requests | _few)
-def test_a_plain_message_equals_protobufs_result(request):
-    message = request.SerializeToString()
-    plain = plain_request_from_message(message)
-    if plain is None:
-        long = max(map(len, [*request.key, *request.value, request.name, request.method, ""]))
-        many = len(request.key) + len(request.value) >= 60
-        others = request.logid or request.tensors or len(request.clientip) > 3000
-        assert long > 3000 or many or others, "the usual ones do not become protobuf"
-    else:
-        assert _fields(plain) == _fields(request)
-        assert not request.tensors
-
-
-@given(_few, st.data())
-def test_a_broken_message_is_plain_only_where_protobuf_takes_it(request, data):
-    message = bytearray(request.SerializeToString())
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(message)))
-        message[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
-    plain = plain_request_from_message(bytes(message))
-    if plain is not None:
-        assert _fields(plain) == _fields(Request.FromString(bytes(message)))
-
-
-@pytest.mark.parametrize(
-    "message", [b"\x0a", b"\x0a\x05x", b"\x0a\x81", b"\x0a\x02\xc3\x28", b"\x08\x01", b"\x0b\x0c"]
-)
-def test_an_incomplete_or_different_message_is_left_to_protobuf(message):
-    assert plain_request_from_message(message) is None
-
-
-def test_the_last_of_a_repeated_field_counts_as_in_protobuf():
-    message = Request(name="a").SerializeToString() + Request(name="b").SerializeToString()
-    plain = plain_request_from_message(message)
-    assert plain is not None
-    assert plain.name == Request.FromString(message).name == "b"
+@given(_requests)
+def test_a_request_of_pairs_becomes_plain(request):
+    plain = plain_of(request)
+    assert _fields(plain) == _fields(request)
+    assert isinstance(plain, PlainRequest) != bool(request.tensors)
 
 
 @given(st.lists(_texts, max_size=5), st.lists(_texts, max_size=5))
