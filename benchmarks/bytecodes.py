@@ -68,7 +68,7 @@ BUDGETS = {
     "v2 JSON": 2399,
     "v2 binary": 2436,
     "/api": 1825,
-    "gRPC": 2293,
+    "gRPC": 2100,
     "the link": 2143,
     "a step of a sequence": 4796,
     "a Python model alone": 4741,
