@@ -7,7 +7,7 @@ LIGHT := .venv/.ready-demo
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade chat rag agent generate speech ocr check test lint go collected bench gpu docs manifests advice soak chaos attack fuzz release-check interop suites page clients proto gateway packages cluster clean
+.PHONY: demo cascade chat rag agent generate speech ocr check test lint go collected bench gpu docs manifests advice soak chaos attack fuzz advisories release-check interop suites page clients proto gateway packages cluster clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -107,11 +107,17 @@ attack: $(READY) $(GATEWAY)
 
 # Every fuzzer, held to its model, for ten minutes together. FUZZ='--seconds 3600 --seed 7 graphs lane': see --help.
 fuzz: $(READY) $(GATEWAY)
+	$(BIN)/python -m pip install --quiet 'atheris>=3' || echo "atheris could not be installed: coverage is not run"
 	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign $(FUZZ)
 
 # Everything before a release, in parts, into docs/verified.md; continues where it stopped. PARTS='chaos attack': only these.
 release-check: $(READY) $(GATEWAY)
 	$(BIN)/python scripts/release_check.py $(PARTS)
+
+# Known advisories of what is installed and of what the gateway is built of, as far as there are data.
+advisories: $(READY)
+	$(BIN)/python -m pip install --quiet pip-audit
+	$(BIN)/python scripts/advisories.py
 
 # Against clients and servers that none of us wrote. Triton's need Debian's libb64-0d, brpc's
 # a JDK and Maven. TRITON_CLIENT=DIR: also the examples in DIR, a checkout of tritonclient's sources.

@@ -3,7 +3,8 @@
 A cluster of several nodes on this machine. Actors and whole nodes are killed, nodes join, stores
 are full. Two Ops follow each other, with large answers between them. Prints what became of the
 requests and a verdict; status 1 if a criterion is not met: every request ends in its time, with its
-own answer or an error; 99.9 % have answers; no actor and no object is left behind.
+own answer or an error; 99.9 % have answers; no actor and no object is left behind. It ends with
+the stacks of its threads if it takes ten minutes longer than `--seconds`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import itertools
 import os
@@ -33,6 +35,7 @@ _LARGE = 300_000
 _LEAST_SUCCESS = 0.999
 _SLACK_S = 0.5
 _SETTLING_S = 3.0
+_MOST_MORE_S = 600.0
 
 
 class Makes(Op):
@@ -80,11 +83,13 @@ class Storm:
 
     async def rage(self, seconds: float, every_s: float) -> None:
         chance = random.Random(self.seed)
-        ends = time.monotonic() + seconds
+        began = time.monotonic()
+        ends = began + seconds
         turns = itertools.cycle(["kill", "node", "kill", "full"])
         while time.monotonic() < ends:
             await asyncio.sleep(every_s)
             fault = next(turns)
+            print(f"{time.monotonic() - began:5.0f} s: {fault}", flush=True)
             await getattr(self, f"_{fault}")(chance)
             self.done[fault] += 1
 
@@ -231,7 +236,10 @@ def main() -> int:
     parser.add_argument("--callers", type=int, default=12)
     parser.add_argument("--deadline-s", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
-    return asyncio.run(run(parser.parse_args()))
+    options = parser.parse_args()
+    # Ray's calls have no timeouts, and asyncio waits for threads that are in one.
+    faulthandler.dump_traceback_later(options.seconds + _MOST_MORE_S, exit=True)
+    return asyncio.run(run(options))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ Other fuzzers, each with a command of its own (`python -m fuzz.NAME`):
 - `repository`: models that are loaded and unloaded under requests.
 - `stored`: inputs by reference, in a store that fails.
 - `parsers`: damaged bytes at every parser of Python.
+- `coverage`: the same parsers, by a fuzzer that follows their branches.
 - `edge`: the gateway compared with the embedded edge.
 """
 

@@ -25,7 +25,7 @@ FUZZERS = {
         for name in (
             *("batches", "loads", "sequences", "streams"),
             *("sequences_real", "streams_real", "sockets", "upstream", "repository", "stored"),
-            *("lane", "edge", "parsers"),
+            *("lane", "edge", "parsers", "coverage"),
         )
     },
 }

@@ -22,6 +22,7 @@ from pipeline.errors import PipelineError
 from pipeline.frontends.api.multipart import fields_of_form
 from pipeline.proto import inference_v2_pb2 as v2
 from pipeline.proto.brpc.frames import FrameError, FrameReader, pack, request_meta
+from pipeline.proto.http import HttpReader
 from pipeline.proto.pipeline.json import request_from_json
 from pipeline.proto.pipeline.plain import plain_request_from_json
 from pipeline.proto.pipeline.shapes import array_to_npy, npy_to_array
@@ -32,7 +33,7 @@ from pipeline.repository.model_config import parse_text
 
 _INPUTS = 400  # of a case
 _MOST_S = 1.0  # of one input
-_MOST_BYTES = 1 << 14
+MOST_BYTES = 1 << 14
 _NUMBER = re.compile(r"\d+")
 _TOKENS = (
     *(b"\x00", b"\xff" * 4, b"\x80" * 10, b"-1", b"1e999", b"NaN", b"9" * 40, b"[" * 300, b'"'),
@@ -64,6 +65,26 @@ _PAIRS = (
     b'{"key":["x"],"value":["1"],"logid":7}',
     b'{"tensors":[{"name":"x","elem_type":1,"shape":[2],"float_data":[1,2.5]}]}',
 )
+_EVENTS = b"""HTTP/1.1 200 OK\r
+Content-Type: text/event-stream\r
+\r
+event: a
+data: 1
+
+data: 2
+data: 3
+
+: c
+
+"""
+
+
+def _read_events(data: bytes) -> list[tuple[bytes, bytes]]:
+    reader = HttpReader("server", MOST_BYTES)
+    reader.take(data)
+    return list(reader.events())
+
+
 PARSERS = {
     "npy": Parser([array_to_npy(np.arange(6.0).reshape(2, 3))], npy_to_array, (ValueError,)),
     "pairs": Parser(_PAIRS, lambda data: request_from_json(data, "svc", "prediction")),
@@ -82,9 +103,10 @@ PARSERS = {
         lambda data: parse_yaml(data, "config.yml"),
         (PipelineError, yaml.YAMLError),
     ),
+    "sse": Parser([_EVENTS], _read_events),
     "brpc": Parser(
         [pack(request_meta("method", 1), b"body", b"more")],
-        lambda data: FrameReader(_MOST_BYTES).feed(data),
+        lambda data: FrameReader(MOST_BYTES).feed(data),
         (FrameError,),
     ),
 }
@@ -107,7 +129,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
         else:
             other = rng.randrange(len(changed) + 1)
             changed[at : at + length] = changed[other : other + length]
-    return bytes(changed[:_MOST_BYTES])
+    return bytes(changed[:MOST_BYTES])
 
 
 def run(seed: int, parsers: dict[str, Parser] = PARSERS) -> list[str]:
