@@ -31,6 +31,7 @@ PACKAGES = (
     "tritonclient[all]",
     "aiohttp",
     "boofuzz",
+    "jax",
     "ml_dtypes",
     "numpy",
     "onnx",
@@ -238,6 +239,8 @@ WITHOUT_LIBTORCH = (
 WITHOUT_STUB_OR_CARD = (
     (r"for SIGNAL in 11 9", "for SIGNAL in"),  # kills Triton's stub
     (r"POOL_SIZE_MB in 64 256 ", "POOL_SIZE_MB in 256 "),  # of the card's memory
+    (r"cp examples/instance_kind/config.pbtxt models/resnet50/", "rm -r models/resnet50"),
+    (r"INSTANCE_KIND_MAX_RETRIES=3", "INSTANCE_KIND_MAX_RETRIES=0"),  # downloads ResNet50
 )
 PYTHON_EXCLUDED = {
     r"test_invalid_character_model_names": "a model may have any name that a folder may have",

@@ -9,7 +9,7 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -170,6 +170,14 @@ async def waited(event: asyncio.Event, seconds: float) -> bool:
     return event.is_set()
 
 
+async def ending_alone(coroutine: Awaitable[Any]) -> tuple[Any, BaseException | None]:
+    """Return the result of a coroutine, or the exception that would also end the event loop."""
+    try:
+        return await coroutine, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
+
+
 class LoopThread:
     """An event loop on its own thread, in a copy of the caller's context."""
 
@@ -190,8 +198,12 @@ class LoopThread:
         return self._loop.result()
 
     def run(self, work: Any) -> Any:
-        """Return the result of a coroutine that runs in the thread's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+        """Return the result of a coroutine, which runs in the thread's loop."""
+        future = asyncio.run_coroutine_threadsafe(ending_alone(work), self.loop)
+        result, left_by = future.result()
+        if left_by is not None:
+            raise left_by
+        return result
 
     def close(self) -> None:
         """End the loop and the thread."""

@@ -37,7 +37,6 @@ from pipeline.engine.run.hooks import (
     Hook,
     call_form,
 )
-from pipeline.engine.run.init_op import ending_alone
 from pipeline.engine.run.op_facts import OpFacts, has_columns
 from pipeline.engine.run.stage_errors import stage_error
 from pipeline.engine.sequences.feeds import SequenceFeeds, feeds_of
@@ -54,6 +53,7 @@ from pipeline.errors import (
 from pipeline.op import Op, overrides
 from pipeline.proto.slices import AbandonedError
 from pipeline.routes import Answer, Goto, Routed, checked
+from pipeline.system.event_loop import ending_alone
 from pipeline.tracing.running import Notes
 
 _LOGGER = logging.getLogger(__name__)

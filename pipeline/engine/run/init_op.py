@@ -6,20 +6,13 @@ import asyncio
 import contextvars
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from pipeline.op import Op
+from pipeline.system.event_loop import ending_alone
 
 _LOGGER = logging.getLogger(__name__)
-
-
-async def ending_alone(coroutine: Awaitable[Any]) -> tuple[Any, BaseException | None]:
-    """Return the result of a coroutine, or the exception that would also end the event loop."""
-    try:
-        return await coroutine, None
-    except (SystemExit, KeyboardInterrupt) as error:
-        return None, error
 
 
 def run_init_op(op: Op, loop: asyncio.AbstractEventLoop | None) -> None:

@@ -56,6 +56,8 @@ def test_a_model_has_the_readiness_that_it_reports(tmp_path, config):
         "flagged": CODE + SAYS.format(f"return os.path.exists({str(flag)!r})"),
         "no": CODE + SAYS.format("return False"),
         "exits": CODE + SAYS.format(f"return os.path.exists({str(flag)!r}) or exit()"),
+        "leaves": CODE
+        + AWAITS.replace("return True", f"return os.path.exists({str(flag)!r}) or exit()"),
         "raises": CODE + SAYS.format("raise ValueError"),
         "text": CODE + SAYS.format("return 'yes'"),
         "yes": CODE + SAYS.format("return True"),
@@ -71,6 +73,7 @@ def test_a_model_has_the_readiness_that_it_reports(tmp_path, config):
         flag.touch()
         assert ready(server, "flagged")
         assert ready(server, "exits")
+        assert ready(server, "leaves")
         flag.unlink()
         assert not ready(server, "flagged")
 

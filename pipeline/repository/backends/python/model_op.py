@@ -275,7 +275,7 @@ class PythonModelOp(Op):
         try:
             responses = self.model.execute(requests)
             return self.loop.run(responses) if inspect.iscoroutine(responses) else responses
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             raise self.raised(error) from error
 
     @property
@@ -285,7 +285,7 @@ class PythonModelOp(Op):
             self.own_loop = LoopThread()
         return self.own_loop
 
-    def raised(self, error: Exception) -> UserCodeError:
+    def raised(self, error: BaseException) -> UserCodeError:
         """Return what `execute` has raised, in Triton's words."""
         frames = reversed(traceback.extract_tb(error.__traceback__)[1:])
         at = "".join(f"  {frame.filename}({frame.lineno}): {frame.name}\n" for frame in frames)
@@ -403,14 +403,14 @@ class DecoupledModelOp(PythonModelOp):
                     )
                     return
                 requests = self._again(returned, requests)
-        except Exception as error:
+        except BaseException as error:  # users' code, which may call sys.exit
             _fail(requests, self.raised(error))
 
     async def _awaited(self, coroutine: Any, requests: Sequence[IncomingRequest]) -> None:
         try:
             while requests := self._again(await coroutine, requests):
                 coroutine = self.model.execute(requests)
-        except Exception as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             _fail(requests, self.raised(error))
 
     def _again(

@@ -261,6 +261,36 @@ def test_a_coroutine_is_awaited(model):
     assert run(op, np.ones(1))[0]["OUTPUT0"] == [1]
 
 
+EXITS = """
+if requests[0].inputs()[0].as_numpy()[0]:
+    raise SystemExit("I leave")
+sender = requests[0].get_response_sender()
+sender.send(answer([0]))
+sender.send(flags=pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+"""
+
+
+@pytest.mark.parametrize("kind", [PythonModelOp, DecoupledModelOp])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_model_that_calls_exit_fails_its_request_and_takes_the_next(model, kind, is_async):
+    op = model(EXITS, kind)
+    if is_async:
+        execute = op.model.execute
+
+        async def awaited(requests):
+            return execute(requests)
+
+        op.model.execute = awaited
+
+    def answers(number):
+        return list(op.process([{"INPUT0": np.full(1, number)}], context=[context_of()]))
+
+    for _ in range(2):
+        with pytest.raises(UserCodeError, match="I leave"):
+            raise next(filter(lambda each: isinstance(each, Exception), answers(1)))
+        assert answers(0)[0]["OUTPUT0"].tolist() == [0]
+
+
 def parts(op, context=None):
     return list(op.process([{"INPUT0": np.ones(1)}], context=[context or context_of()]))
 
