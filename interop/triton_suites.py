@@ -201,6 +201,7 @@ PYTHON = {
     "CUDA_VISIBLE_DEVICES": "0",
     "DATADIR": f"/data/inferenceserver/{VERSION}",
     "MODELDIR": "/opt/tritonserver/qa/L0_backend_python",
+    "PYTHON_ENV_VERSION": "11",
     "PYTEST_TIMEOUT": "120",
     "SERVER": "/opt/tritonserver/bin/tritonserver",
     "TEST_JETSON": "0",

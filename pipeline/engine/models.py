@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
@@ -18,6 +18,11 @@ from pipeline.proto.inference_v2_pb2 import ModelConfig
 FIRST_VERSION = "1"
 UNLOADED = "unloaded"
 """The reason of a model that was unloaded, as Triton calls it."""
+
+OutputChecks = frozenset[Literal["shape", "type"]]
+"""What of a model's outputs must be as declared."""
+
+ALL_CHECKS: OutputChecks = frozenset({"shape", "type"})
 
 
 class ModelState(enum.Enum):
@@ -76,8 +81,8 @@ class ServedGraph(Protocol):
         """The class names of its model's outputs, by output."""
 
     @property
-    def checks_output_shapes(self) -> bool:
-        """True: outputs of its model must have the shapes of its configuration."""
+    def output_checks(self) -> OutputChecks:
+        """What of its model's outputs must be as in its configuration."""
 
     @property
     def engine(self) -> Engine:

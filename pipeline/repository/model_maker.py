@@ -96,9 +96,7 @@ class GraphMaker:
         labels = {**backend.labels(source), **await asyncio.to_thread(_labels, source)}
         if not backend.serves_graph:
             graph.ops[0].pipeline_warm_up = await asyncio.to_thread(samples_of, source)
-        model = RepositoryModel(
-            names, str(source.version), config, labels, backend.checks_output_shapes
-        )
+        model = RepositoryModel(names, str(source.version), config, labels, backend.output_checks)
         replica, word, place = self._replica, _question_to(model), None
         if replica is not None:
             place = GraphPlace(replica.number, replica.count, replica.number, replica.asking(word))

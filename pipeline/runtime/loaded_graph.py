@@ -13,7 +13,7 @@ from pipeline.config.schema import ServiceConfig
 from pipeline.engine.engine import Engine
 from pipeline.engine.filters import NameCheck, configured
 from pipeline.engine.graph import Graph
-from pipeline.engine.models import FIRST_VERSION, ModelNames
+from pipeline.engine.models import ALL_CHECKS, FIRST_VERSION, ModelNames, OutputChecks
 from pipeline.engine.op.cache import ModelCache
 from pipeline.engine.op.elastic import Elasticity, resize
 from pipeline.engine.op.limiter import open_limits
@@ -59,7 +59,7 @@ class RepositoryModel(NamedTuple):
     version: str
     config: ModelConfig
     labels: Mapping[str, Sequence[bytes]] = {}
-    checks_output_shapes: bool = True
+    output_checks: OutputChecks = ALL_CHECKS
 
 
 class GraphPlace(NamedTuple):
@@ -103,10 +103,10 @@ class LoadedGraph:
         self.version: str = FIRST_VERSION
         self.model_config: ModelConfig | None = None
         self.labels: Mapping[str, Sequence[bytes]] = {}
-        self.checks_output_shapes: bool = True
+        self.output_checks: OutputChecks = ALL_CHECKS
         if model is not None:
             self.names, self.version, self.model_config, self.labels = model[:4]
-            self.checks_output_shapes = model.checks_output_shapes
+            self.output_checks = model.output_checks
         self._place = place = place or GraphPlace()
         self.observation: ObservabilityStack = ObservabilityStack(
             self.names, graph, config, place.replica, self.version, place.id_step, place.label

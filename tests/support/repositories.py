@@ -11,6 +11,7 @@ from doubles import http
 from google.protobuf import text_format
 from model_files import save_model
 
+from pipeline.engine.models import ALL_CHECKS
 from pipeline.errors import ConfigError
 from pipeline.proto.inference_v2_pb2 import TYPE_FP32, ModelConfig
 from pipeline.repository.control import ControlSettings
@@ -137,7 +138,7 @@ class ServedDouble:
         self.version = str(source.version)
         self.model_config = source.config
         self.labels = {}
-        self.checks_output_shapes = True
+        self.output_checks = ALL_CHECKS
         self.source = source
 
 

@@ -12,7 +12,7 @@ from pipeline import Op, RequestOp, ResponseOp
 from pipeline.config.schema import load_config
 from pipeline.data import Tensor
 from pipeline.engine.graph import build_graph
-from pipeline.engine.models import ModelRegistry
+from pipeline.engine.models import ALL_CHECKS, ModelRegistry
 from pipeline.frontends.v2 import ModelRepository, V2Error
 from pipeline.frontends.v2.inference import CallerInfo
 from pipeline.observe.snapshot import ModelCounters, Snapshot
@@ -57,7 +57,7 @@ class ServedDouble:
         self.version = "1"
         self.model_config = None
         self.labels = {}
-        self.checks_output_shapes = True
+        self.output_checks = ALL_CHECKS
         self.snapshots = server.whole
 
 

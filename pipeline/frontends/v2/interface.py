@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.data import ANY, Tensor, announced_batch
+from pipeline.engine.models import ALL_CHECKS, OutputChecks
 from pipeline.errors import PayloadTypeError
 from pipeline.frontends.v2.errors import UnknownTensorError, V2Error, invalid
 from pipeline.predictors.base import ModelMetadata, TensorMetadata
@@ -52,13 +53,13 @@ class ModelInterface(msgspec.Struct, frozen=True):
         outputs: None: any outputs.
         max_batch_size: 0: a request is one sample; otherwise the first dimension of every input and
             output is the batch.
-        checks_shapes: of outputs; False: outputs keep the model's shapes.
+        output_checks: what of an output must be as declared; its type is converted if possible.
     """
 
     inputs: tuple[Slot, ...] | None = None
     outputs: tuple[Slot, ...] | None = None
     max_batch_size: int = 0
-    checks_shapes: bool = True
+    output_checks: OutputChecks = ALL_CHECKS
 
     @property
     def batches(self) -> bool:
@@ -175,22 +176,22 @@ def interface_of(
             tuple(_slot(noted, batches) for noted in note.inputs),
             tuple(_slot(noted, batches) for noted in outputs),
             announced_batch(most, batch_size) if batches else 0,
-            checks_shapes=False,  # exporters declare [1] for outputs of shape [rows]
+            frozenset({"type"}),  # exporters declare [1] for outputs of shape [rows]
         )
     except PayloadTypeError:
         return None
 
 
-def interface_of_config(config: ModelConfig, checks_shapes: bool = True) -> ModelInterface:
+def interface_of_config(config: ModelConfig, checks: OutputChecks = ALL_CHECKS) -> ModelInterface:
     """Return the interface from the configuration of a repository's model.
 
-    `checks_shapes`: of outputs, depends on its backend.
+    `checks` of outputs depend on its backend.
     """
     return ModelInterface(
         tuple(_slot_of_config(tensor, tensor.optional) for tensor in config.input),
         tuple(map(_slot_of_config, config.output)),
         config.max_batch_size,
-        checks_shapes,
+        checks,
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from pipeline.data import Tensor, declared, max_batch_size_of
 from pipeline.engine.graph import Graph
-from pipeline.engine.models import ModelEntry, ModelRegistry
+from pipeline.engine.models import ModelEntry, ModelRegistry, OutputChecks
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.sequences.feeds import hidden_inputs, hidden_outputs
 from pipeline.errors import ConfigError, InputError
@@ -190,14 +190,14 @@ class ConfiguredModel:
         config: ModelConfig,
         op: Op | None,
         labels: Mapping[str, Sequence[bytes]],
-        checks_shapes: bool,
+        checks: OutputChecks,
     ) -> None:
         self.name: str = config.name
         self.labels: Mapping[str, Sequence[bytes]] = labels
         self.op: Op | None = op
         self.is_decoupled: bool = config.model_transaction_policy.decoupled
         self.platform: str = config.platform or config.backend
-        self.interface: ModelInterface = interface_of_config(config, checks_shapes)
+        self.interface: ModelInterface = interface_of_config(config, checks)
 
     def routed(
         self, inputs: Mapping[str, Array], request_id: str, rows: int, traceparent: str
@@ -269,7 +269,7 @@ class ModelViews:
                     entry.served.model_config,
                     entry.op,
                     entry.served.labels,
-                    entry.served.checks_output_shapes,
+                    entry.served.output_checks,
                 )
                 return self._views[entry]
             is_decoupled = entry.served.engine.executor.is_decoupled(entry.op)

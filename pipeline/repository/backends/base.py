@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pipeline.engine.graph import Graph
+from pipeline.engine.models import ALL_CHECKS, OutputChecks
 from pipeline.proto.inference_v2_pb2 import ModelConfig
 
 BACKENDS = Path("/opt/tritonserver/backends")
@@ -54,13 +55,13 @@ class Backend(Protocol):
         serves_graph: the model is the whole graph. Otherwise it is the only Op of the graph: its
             `process` gets a caller's inputs and returns the outputs.
         workers: kind of workers of the Op: "thread", "process", ...; "": the graph's own.
-        checks_output_shapes: an output with another shape than configured is an error. Triton does
-            not check this for its backends `python` and `onnxruntime`.
+        output_checks: what is an error, if an output differs in it from its configuration. Triton
+            checks no shape for its backends `python` and `onnxruntime`, and no type for `python`.
     """
 
     serves_graph: bool = False
     workers: str = ""
-    checks_output_shapes: bool = True
+    output_checks: OutputChecks = ALL_CHECKS
 
     async def complete(self, source: ModelSource) -> ModelConfig:
         """Return the configuration, completed from the model's files.

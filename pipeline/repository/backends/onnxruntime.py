@@ -80,7 +80,7 @@ class OnnxRuntimeBackend(Backend):
     """ONNX models; the file completes what a configuration does not say about tensors."""
 
     workers = "thread"
-    checks_output_shapes = False
+    output_checks = frozenset({"type"})
 
     async def complete(self, source: ModelSource) -> ModelConfig:
         """Return the configuration with the inputs and outputs of the file."""

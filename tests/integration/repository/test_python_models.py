@@ -385,6 +385,29 @@ class TritonPythonModel:
 """
 
 
+OTHER_TYPES = """
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [each.inputs()[0].as_numpy() for each in requests]
+        return [pb.InferenceResponse([pb.Tensor("OUTPUT0", array)]) for array in arrays]
+"""
+
+
+def test_an_output_of_a_type_that_the_configured_one_cannot_hold_is_sent_as_it_is(tmp_path):
+    folder = add_python(tmp_path, "other", OTHER_TYPES)
+    config = folder / "config.pbtxt"
+    head, _, output = config.read_text().partition("output")
+    config.write_text(f"{head}output{output.replace('TYPE_FP32', 'TYPE_BOOL')}")
+    with serving(tmp_path, "none") as server:
+        for _ in range(3):  # a known form takes another way
+            sent = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 2], "data": [0.5, 2.0]}
+            _, _, answer = http(server, "POST", "/v2/models/other/infer", {"inputs": [sent]})
+            (tensor,) = answer["outputs"]
+            assert (tensor["datatype"], tensor["data"]) == ("FP32", [0.5, 2.0])
+
+
 def test_a_model_may_have_no_inputs_and_sees_no_arguments_of_the_server(tmp_path, monkeypatch):
     config = 'backend: "python" output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ 1 ] } ]'
     (add_python(tmp_path, "bare", BARE) / "config.pbtxt").write_text(config)

@@ -11,6 +11,7 @@ from doubles import virtual
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.engine.graph import build_graph
 from pipeline.engine.models import (
+    ALL_CHECKS,
     LEGAL_STEPS,
     IllegalStepError,
     ModelEntry,
@@ -45,7 +46,7 @@ class Served:
         self.version = "1"
         self.model_config = None
         self.labels = {}
-        self.checks_output_shapes = True
+        self.output_checks = ALL_CHECKS
         self.engine = EngineDouble()
         self.calls = []
         self.done = asyncio.Event()

@@ -52,7 +52,7 @@ class PythonBackend(Backend):
             model has its own.
     """
 
-    checks_output_shapes = False
+    output_checks = frozenset()
 
     def __init__(self, code: Path | None = None) -> None:
         self._code = code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ml_dtypes
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -228,11 +229,21 @@ def test_an_answer_that_does_not_match_the_declaration_is_an_error(value, dataty
 
 
 def test_a_model_without_checked_shapes_may_return_any_shape():
-    interface = ModelInterface(None, (Slot("y", "FP32", (2,)),), 4, checks_shapes=False)
+    interface = ModelInterface(None, (Slot("y", "FP32", (2,)),), 4, frozenset({"type"}))
     (array,) = arrays_of({"y": np.zeros(3, np.float32)}, interface, "m", []).values()
     assert array.shape == (3,)
     with pytest.raises(V2Error, match="it is BYTES"):
         arrays_of({"y": "a"}, interface, "m", [])
+
+
+def test_a_model_without_checked_types_keeps_a_type_that_the_declared_one_cannot_hold():
+    interface = ModelInterface(None, (Slot("y", "BOOL", (2,)),), 4, frozenset())
+    for value in (np.ones(2, np.float16), np.array(["a"], object)):
+        (array,) = arrays_of({"y": value}, interface, "m", []).values()
+        assert array.dtype == value.dtype
+    integers = msgspec.structs.replace(interface, outputs=(Slot("y", "FP32", (2,)),))
+    (array,) = arrays_of({"y": np.ones(2, int)}, integers, "m", []).values()
+    assert array.dtype == np.float32
 
 
 def test_declared_shapes_are_without_the_batch():

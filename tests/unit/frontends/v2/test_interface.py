@@ -135,7 +135,7 @@ def test_a_model_with_a_free_first_dimension_accepts_batches():
         (Slot("x0", "FP32", (3,)), Slot("x1", "FP32", ())),
         (Slot("y", "FP32", (2,)), Slot("z", "BYTES", ())),
         max_batch_size=4,
-        checks_shapes=False,
+        output_checks=frozenset({"type"}),
     )
 
 
@@ -193,9 +193,9 @@ def test_an_optional_input_may_be_missing():
 
 @pytest.mark.parametrize(
     ("backend", "checks"),
-    [(PythonBackend, False), (OnnxRuntimeBackend, False), (IdentityBackend, True)],
+    [(PythonBackend, set()), (OnnxRuntimeBackend, {"type"}), (IdentityBackend, {"shape", "type"})],
 )
-def test_the_backend_decides_whether_output_shapes_are_checked(backend, checks):
-    assert backend.checks_output_shapes is checks
-    model = ConfiguredModel(ModelConfig(), None, {}, backend.checks_output_shapes)
-    assert model.interface.checks_shapes is checks
+def test_the_backend_decides_what_of_outputs_is_checked(backend, checks):
+    assert backend.output_checks == checks
+    model = ConfiguredModel(ModelConfig(), None, {}, backend.output_checks)
+    assert model.interface.output_checks == checks
