@@ -333,6 +333,16 @@ for version in 1 2; do
 done
 rm -f $CLIENT_LOG """
 SUITES = [
+    Suite(
+        "L0_backend_python",
+        PYTHON,
+        (
+            (r'python3 --version \| grep "3\.[^"]*"', "echo"),
+            (r"\(bash -ex setup_python_enviroment.sh\)", ""),
+            (r"for TEST in \$\{SUBTESTS\}", "for TEST in"),  # they have rows of their own
+        ),
+        limit_s=1800.0,
+    ),
     *(
         Suite(
             f"L0_backend_python/{name}",
