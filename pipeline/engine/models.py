@@ -20,7 +20,7 @@ UNLOADED = "unloaded"
 """The reason of a model that was unloaded, as Triton calls it."""
 
 OutputChecks = frozenset[Literal["shape", "type"]]
-"""What of a model's outputs must be as declared."""
+"""Properties of a model's outputs that must be as declared."""
 
 ALL_CHECKS: OutputChecks = frozenset({"shape", "type"})
 
@@ -82,7 +82,7 @@ class ServedGraph(Protocol):
 
     @property
     def output_checks(self) -> OutputChecks:
-        """What of its model's outputs must be as in its configuration."""
+        """The properties of its model's outputs that must be as in its configuration."""
 
     @property
     def engine(self) -> Engine:
