@@ -77,7 +77,7 @@ def load_alone(code: ModelCode) -> Any:
         _open(folders)
         utils_module.FOLDERS[utils_module.ALONE] = code.version_folder
         sys.path[:] = [*folders, *(path for path in sys.path if path not in folders)]
-    return _class_of(code, f"{code.name}_{code.version}_model")
+    return _class_of(code, f"{code.name}_{code.version}_model", folders)
 
 
 class LoadBesideOthers:

@@ -102,6 +102,21 @@ def test_models_of_one_process_have_their_own_modules(tmp_path):
 
 
 @pytest.mark.parametrize("load", [loading.load_alone, loading.LoadBesideOthers()])
+def test_a_model_imports_its_other_files_by_both_names(tmp_path, monkeypatch, load):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "many" / "1"
+    folder.mkdir(parents=True)
+    (folder / "beside.py").write_text("NUMBER = 7\n")
+    file = folder / "model.py"
+    file.write_text(
+        "import beside\nfrom . import beside as own\n"
+        "class TritonPythonModel:\n    numbers = beside.NUMBER, own.NUMBER\n"
+    )
+    code = loading.ModelCode("many", 1, str(file), str(folder))
+    assert load(code).numbers == (7, 7)
+
+
+@pytest.mark.parametrize("load", [loading.load_alone, loading.LoadBesideOthers()])
 def test_a_load_neither_writes_nor_reads_bytecode(tmp_path, load):
     file = model(tmp_path, "m", 1, 1)
     load(code_of(file))
