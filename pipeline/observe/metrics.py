@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 
 from prometheus_client import (
     GCCollector,
@@ -20,12 +20,13 @@ from prometheus_client import (
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.samples import Exemplar as SampleExemplar
 
 from pipeline.config.schema import MetricsConfig
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.state import OpState
 from pipeline.metrics import LEDGER, FamilyHead, Ledger, MetricSamples
-from pipeline.observe.snapshot import NO_REPLICA, ModelCounters, Snapshot
+from pipeline.observe.snapshot import NO_REPLICA, Exemplar, ModelCounters, Snapshot
 
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 OPEN_CONTENT_TYPE = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -37,30 +38,48 @@ _BATCH_SIZES = tuple(2**power for power in range(11))
 
 _WANTED = MetricsConfig()
 Labels = dict[str, str]
+Metrics = Iterable[Metric]
 _Samples = Iterable[tuple[Labels, float]]
 
 
-def render(
+def metrics_of(
     snapshots: Sequence[Snapshot], by_replica: bool = False, wanted: MetricsConfig = _WANTED
-) -> bytes:
-    """Return all metrics of a server; each of its processes has a Snapshot.
+) -> Metrics:
+    """Yield all metrics of a server; each of its processes has a Snapshot.
 
     `wanted` selects the families. `by_replica` gives each process its own series, with the label
     `copy`: a sum would fall when a process is replaced, and Prometheus would take that for a
     restart of the server.
     """
-    return _text(
-        chain(_all(_Replicas(snapshots, by_replica), wanted), _told(snapshots, by_replica))
+    yield from _all(_Replicas(snapshots, by_replica), wanted)
+    yield from _told(snapshots, by_replica)
+
+
+def render(
+    snapshots: Sequence[Snapshot], by_replica: bool = False, wanted: MetricsConfig = _WANTED
+) -> bytes:
+    """Return `metrics_of` in Prometheus' text format."""
+    return as_text(metrics_of(snapshots, by_replica, wanted))
+
+
+def as_text(metrics: Metrics) -> bytes:
+    """Return the metrics in Prometheus' text format."""
+    return _SUFFIXED.sub(
+        rb"# \1 \2 ", generate_latest(Given(metric for metric in metrics if metric.samples))
     )
 
 
-def as_openmetrics(text: bytes) -> bytes:
-    """Return the text in the OpenMetrics format, with the same names of series.
+def as_openmetrics(metrics: Metrics, text: bytes = b"") -> bytes:
+    """Return the metrics, and those of a text, in the OpenMetrics format, with exemplars.
 
-    OpenMetrics requires that a counter ends in _total. Triton's counters do not, so their type
-    becomes unknown.
+    The names of the series stay. OpenMetrics requires that a counter ends in _total. Triton's do
+    not, so their type becomes unknown.
     """
-    families = families_of(_UNSUFFIXED.sub(rb"\1untyped", text))
+    families = [metric for metric in metrics if metric.samples]
+    for metric in families:
+        if metric.type == "counter" and metric.samples[0].name == metric.name:
+            metric.type = "unknown"
+    families += families_of(_UNSUFFIXED.sub(rb"\1untyped", text))
     made: bytes = openmetrics.generate_latest(Given(families))  # type: ignore[no-untyped-call]
     return made
 
@@ -101,12 +120,19 @@ def _told(snapshots: Sequence[Snapshot], by_replica: bool) -> Iterator[Metric]:
     yield from metrics.values()
 
 
-def render_predecessor(snapshots: Sequence[Snapshot], by_replica: bool = False) -> bytes:
-    """Return the five counters that Paddle Serving's dashboards read; arguments as for `render`.
+def predecessor_metrics(snapshots: Sequence[Snapshot], by_replica: bool = False) -> Metrics:
+    """Yield the five counters that Paddle Serving's dashboards read; see `metrics_of`.
 
     Durations are those of successful requests, in microseconds.
     """
-    return _text(_predecessors(_Replicas(snapshots, by_replica)))
+    replicas = _Replicas(snapshots, by_replica)
+    served = [
+        (replicas.labels(snapshot), snapshot.models)
+        for snapshot in replicas.snapshots
+        if snapshot.models
+    ]
+    for name, (text, value) in _PREDECESSORS.items():
+        yield _metric("counter", name, text, ((labels, value(of)) for labels, of in served))
 
 
 class _Replicas:
@@ -405,14 +431,14 @@ _OTHERS: Sequence[tuple[str, str, str, Callable[[_Replicas], _Samples]]] = (
     ),
 )
 
-_Histogram = tuple[Sequence[tuple[float, int]], int, float]
-"""(upper bounds with cumulative counts, total count, sum)"""
+_Histogram = tuple[Sequence[tuple[float, int]], int, float, Sequence[Exemplar]]
+"""(upper bounds with cumulative counts, total count, sum, exemplars)"""
 
 
-def _latency(counts: Sequence[int], sum_ns: int) -> _Histogram:
+def _latency(counts: Sequence[int], sum_ns: int, exemplars: Sequence[Exemplar] = ()) -> _Histogram:
     up_to = list(accumulate(counts))
     bounds = [(2**power / 1e6, up_to[_STEPS_PER_BUCKET * power]) for power in _BUCKETS]
-    return bounds, up_to[-1], sum_ns / 1e9
+    return bounds, up_to[-1], sum_ns / 1e9, exemplars
 
 
 def _batch_sizes(model: ModelCounters) -> _Histogram:
@@ -421,14 +447,15 @@ def _batch_sizes(model: ModelCounters) -> _Histogram:
         (bound, sum(count for size, count in counts.items() if size <= bound))
         for bound in _BATCH_SIZES
     ]
-    return bounds, sum(counts.values()), sum(size * count for size, count in counts.items())
+    total = sum(size * count for size, count in counts.items())
+    return bounds, sum(counts.values()), total, ()
 
 
 _HISTOGRAMS: Sequence[tuple[str, str, Callable[[ModelCounters], _Histogram]]] = (
     (
         "pipeline_request_duration_seconds",
         "Time of requests that were answered well, from end to end.",
-        lambda model: _latency(model.latency, model.success_ns),
+        lambda model: _latency(model.latency, model.success_ns, model.exemplars),
     ),
     (
         "pipeline_queue_duration_seconds",
@@ -475,17 +502,6 @@ _PREDECESSORS: Mapping[str, tuple[str, Callable[[Sequence[ModelCounters]], float
     ),
 }
 
-
-def _predecessors(replicas: _Replicas) -> Iterator[Metric]:
-    served = [
-        (replicas.labels(snapshot), snapshot.models)
-        for snapshot in replicas.snapshots
-        if snapshot.models
-    ]
-    for name, (text, value) in _PREDECESSORS.items():
-        yield _metric("counter", name, text, ((labels, value(of)) for labels, of in served))
-
-
 # The format -------------------------------------------------------------------------------
 
 
@@ -498,19 +514,31 @@ def _metric(kind: str, name: str, text: str, samples: _Samples) -> Metric:
 
 def _histogram(name: str, text: str, histograms: Iterable[tuple[Labels, _Histogram]]) -> Metric:
     metric = Metric(name, text, "histogram")
-    for labels, (bounds, count, total) in histograms:
-        for bound, up_to in bounds:
-            metric.add_sample(f"{name}_bucket", {**labels, "le": repr(float(bound))}, up_to)
-        metric.add_sample(f"{name}_bucket", {**labels, "le": "+Inf"}, count)
+    for labels, (bounds, count, total, exemplars) in histograms:
+        below = 0.0
+        for bound, up_to in (*bounds, (math.inf, count)):
+            own = {**labels, "le": "+Inf" if math.isinf(bound) else repr(float(bound))}
+            newest = _newest(exemplars, below, bound)
+            metric.add_sample(f"{name}_bucket", own, up_to, exemplar=newest)
+            below = bound
         metric.add_sample(f"{name}_count", labels, count)
         metric.add_sample(f"{name}_sum", labels, total)
     return metric
 
 
+def _newest(exemplars: Sequence[Exemplar], below: float, bound: float) -> SampleExemplar | None:
+    """Return the newest exemplar of a bucket, in seconds."""
+    inside = [one for one in exemplars if below < one.took_ns / 1e9 <= bound]
+    if not inside:
+        return None
+    one = max(inside, key=lambda one: one.ended_ms)
+    return SampleExemplar({"trace_id": one.trace_id}, one.took_ns / 1e9, one.ended_ms / 1000)
+
+
 class Given(Collector):
     """A collector of metrics that were made for one answer."""
 
-    def __init__(self, metrics: Iterable[Metric]) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
@@ -520,12 +548,6 @@ class Given(Collector):
 _UNSUFFIXED = re.compile(rb"^(# TYPE \S+(?<!_total) )counter$", re.MULTILINE)
 # The library appends _total to every counter's name in HELP and TYPE; Triton's counters lack it.
 _SUFFIXED = re.compile(rb"^# (HELP|TYPE) (nv_\w+)_total ", re.MULTILINE)
-
-
-def _text(metrics: Iterable[Metric]) -> bytes:
-    return _SUFFIXED.sub(
-        rb"# \1 \2 ", generate_latest(Given(metric for metric in metrics if metric.samples))
-    )
 
 
 _EVERY_S = 1.0

@@ -45,6 +45,14 @@ class ResponseCounters(msgspec.Struct, array_like=True):
     cancel_ns: int = 0
 
 
+class Exemplar(msgspec.Struct, frozen=True, array_like=True):
+    """A request of a latency histogram whose trace is recorded. `ended_ms` is since the epoch."""
+
+    trace_id: str
+    took_ns: int
+    ended_ms: int
+
+
 class ModelCounters(msgspec.Struct, array_like=True):
     """One model, an Op or the whole pipeline: Triton's counters. Times in ns.
 
@@ -57,7 +65,7 @@ class ModelCounters(msgspec.Struct, array_like=True):
     times as `first_part`, with the bounds `first_part_bounds_ms` and one bucket above them.
     `caches` says that the model has a cache; its hits are successes, but not executions.
     `recent_us` are quantiles of the last minute's times: in total, in the queue and of the three
-    stages; they cannot be added.
+    stages; they cannot be added. `exemplars` are requests of `latency`.
     """
 
     name: str
@@ -90,6 +98,7 @@ class ModelCounters(msgspec.Struct, array_like=True):
     cache_miss_count: int = 0
     cache_miss_ns: int = 0
     recent_us: list[list[int]] = []
+    exemplars: list[Exemplar] = []
 
 
 class MinuteSeries(msgspec.Struct, frozen=True, array_like=True):

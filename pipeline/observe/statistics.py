@@ -51,7 +51,7 @@ _SAMPLES, _TOOK, _QUEUE, _STAGES = range(4)  # the last three are the stages
 _SUCCESSES, _FAIL_NS = len(_VALUES), len(_VALUES) + 1
 _NO_SUMS = {
     *("name", "version", "last_inference_ms", "memory", "caches"),
-    *("first_part_bounds_ms", "recent_us"),
+    *("first_part_bounds_ms", "recent_us", "exemplars"),
 }
 _STEPS = ("ready_ns", "start_ns", "preprocess_end_ns", "process_end_ns")
 _NS_IN_MS = 1_000_000

@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 
 from pipeline.engine.journal.journal import (
+    PIPELINE,
+    Outcome,
     PartKind,
     RequestRecord,
     Rows,
@@ -22,6 +24,7 @@ from pipeline.engine.journal.journal import (
 from pipeline.errors import one_line
 from pipeline.observe.otel import missing
 from pipeline.observe.sink import SinkContext
+from pipeline.observe.snapshot import Exemplar, Snapshot
 from pipeline.observe.tables import Integers, Positions, batches, walks
 from pipeline.system.event_loop import DaemonThreads
 from pipeline.tracing.context import TraceContext, format_traceparent, parse_traceparent
@@ -59,6 +62,7 @@ def open_telemetry(context: SinkContext, options: None) -> Telemetry | None:
         context.hooks.begin_trace = telemetry.begin
         context.hooks.on_step = telemetry.step
         context.hooks.trace_of = telemetry.trace_of
+        context.on_snapshot(telemetry.fill)
     return telemetry
 
 
@@ -98,6 +102,7 @@ class Telemetry:
         self._wall_ns = wall_ns
         self._traced: dict[int, TracedRequest] = {}
         self._ended: deque[int] = deque()
+        self._exemplars: dict[int, Exemplar] = {}  # by powers of two of 1 us
         self._handed = 0  # flushes; the loop counts these,
         self._made = 0  # and the thread those
 
@@ -144,6 +149,8 @@ class Telemetry:
             pairs = [(self._traced[row.data_id], row) for row in ended]
             self._handed += 1
             self._thread.submit(self._make, ours, pairs)
+            for traced_request, row in pairs:
+                self._keep(traced_request, row)
         self._ended += [row.data_id for row in ended]
         while len(self._ended) > _MAX_ENDED:
             self._traced.pop(self._ended.popleft(), None)
@@ -157,6 +164,18 @@ class Telemetry:
             if row.kind == PartKind.GIVEN:
                 its = self._traced[row.data_id].parts
                 its.setdefault(row.target, PartTimes()).add(row.end_ns)
+
+    def fill(self, snapshot: Snapshot) -> None:
+        """Give the pipeline its exemplars: per power of two of 1 us the last traced request."""
+        if snapshot.models:  # otherwise there are no statistics
+            snapshot.models[0].exemplars = list(self._exemplars.values())
+
+    def _keep(self, traced: TracedRequest, row: RequestRecord) -> None:
+        if row.outcome == Outcome.OK and row.target == PIPELINE:
+            took_ns = row.end_ns - row.start_ns
+            ended_ms = (row.end_ns + traced.wall_ns) // 1_000_000
+            trace_id = f"{traced.context.trace_id:032x}"
+            self._exemplars[(took_ns // 1000).bit_length()] = Exemplar(trace_id, took_ns, ended_ms)
 
     def close(self) -> None:
         """Deliver what is left; may take seconds, so call it where that does no harm."""

@@ -238,7 +238,8 @@ def _metrics() -> Iterator[str]:
     op = state.OpState("op", 5, 6, 7, workers, edges=[state.EdgeState("next", 8, 2)])
     engine = state.EngineState(True, 3, 2, 50, 4, [op])
     snapshot = snapshots.Snapshot(0, engine, [snapshots.ModelCounters("pipeline"), counters])
-    text = metrics.render([snapshot]) + metrics.render_predecessor([snapshot])
+    text = metrics.render([snapshot])
+    text += metrics.as_text(metrics.predecessor_metrics([snapshot]))
     for line in text.decode().splitlines():
         yield line if line.startswith("#") else _without_value(line)
 

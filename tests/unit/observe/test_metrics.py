@@ -8,16 +8,26 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.config.schema import MetricsConfig
 from pipeline.engine.journal.journal import Outcome
 from pipeline.engine.state import EdgeState, EngineState, OpState, SequencesState, WorkersState
-from pipeline.observe.metrics import render, render_predecessor
+from pipeline.observe.metrics import (
+    as_openmetrics,
+    as_text,
+    metrics_of,
+    predecessor_metrics,
+    render,
+)
 from pipeline.observe.snapshot import (
     LATENCY_STEPS,
     NO_REPLICA,
     BatchCounters,
+    Exemplar,
     ModelCounters,
     Snapshot,
 )
@@ -234,7 +244,7 @@ def test_without_statistics_there_is_the_state_of_the_engine():
     assert value(text, "pipeline_op_requests", model="a", state="queued") == 6
     assert b"nv_inference_count" not in text
     assert b"duration" not in text
-    assert render_predecessor([Snapshot(0, engine(op_state("a")), [])]) == b""
+    assert as_text(predecessor_metrics([Snapshot(0, engine(op_state("a")), [])])) == b""
     read(text)
 
 
@@ -268,6 +278,29 @@ def test_a_latency_histogram_counts_each_request_once_and_below_its_bound(latenc
     assert math.isclose(value(text, f"{name}_sum", model="svc"), sum(latencies) / 1e9)
 
 
+def test_a_bucket_has_its_newest_traced_request_as_an_exemplar():
+    took = [Exemplar("a" * 32, 40_000, 5_000), Exemplar("b" * 32, 60_000, 4_000)]
+    late = Exemplar("c" * 32, 60 * 10**9, 6_500)
+    model = counters("svc", exemplars=[*took, late])
+    text = as_openmetrics(metrics_of([Snapshot(0, engine(), [model])])).decode()
+    found = {
+        sample.labels["le"]: (
+            sample.name,
+            shown.labels["trace_id"],
+            shown.value,
+            float(shown.timestamp),
+        )
+        for family in openmetrics_families(text)
+        for sample in family.samples
+        if (shown := sample.exemplar) is not None
+    }
+    name = "pipeline_request_duration_seconds_bucket"
+    assert found == {
+        "6.4e-05": (name, "a" * 32, 40e-6, 5.0),
+        "+Inf": (name, "c" * 32, 60.0, 6.5),
+    }
+
+
 def test_the_queue_time_has_its_own_histogram():
     model = counters("svc", queue_ns=2_000_000)
     model.queue_latency[bucket_of(2_000_000)] = 1
@@ -297,7 +330,9 @@ def test_each_of_several_processes_has_its_own_series():
     results = [value(text, name, copy=copy, model="svc", version="1") for copy in ("0", "1")]
     assert results == [1, 2]
     read(text)
-    both = render_predecessor([snapshot(0), snapshot(1, success_count=2)], by_replica=True)
+    both = as_text(
+        predecessor_metrics([snapshot(0), snapshot(1, success_count=2)], by_replica=True)
+    )
     assert value(both, "pd_query_request_success_total", copy="1") == 2
 
 
@@ -315,8 +350,8 @@ def test_a_process_that_is_missing_takes_only_its_own_series_away():
 def test_counts_of_ended_processes_are_in_no_series():
     """Their own series had it; Prometheus continues them when another process starts from 0."""
     past = Snapshot(NO_REPLICA, engine(), snapshot(success_count=9).models)
-    for of in (render, render_predecessor):
-        assert of([snapshot(0), past], by_replica=True) == of([snapshot(0)], by_replica=True)
+    for of in (metrics_of, predecessor_metrics):
+        assert [*of([snapshot(0), past], by_replica=True)] == [*of([snapshot(0)], by_replica=True)]
 
 
 def test_the_five_counters_of_the_predecessor():
@@ -327,7 +362,7 @@ def test_the_five_counters_of_the_predecessor():
         counters("a", inference_count=6, infer_ns=1_500),
         counters("b", inference_count=5, infer_ns=2_600),
     ]
-    text = render_predecessor([Snapshot(0, engine(), [pipeline, *ops])])
+    text = as_text(predecessor_metrics([Snapshot(0, engine(), [pipeline, *ops])]))
     assert read(text) == {
         ("pd_query_request_success_total", frozenset()): 6,
         ("pd_query_request_failure_total", frozenset()): 3,

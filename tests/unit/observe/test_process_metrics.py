@@ -7,7 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from pipeline.engine.state import EngineState
 from pipeline.metrics import FamilyHead, Ledger, MetricSamples
-from pipeline.observe.metrics import ProcessMetrics, as_openmetrics, render
+from pipeline.observe.metrics import ProcessMetrics, as_openmetrics, metrics_of, render
 from pipeline.observe.snapshot import ModelCounters, Snapshot, of_no_replica
 
 
@@ -38,15 +38,14 @@ def test_a_repository_reports_its_process_without_a_model() -> None:
 
 
 def test_openmetrics_changes_no_name() -> None:
-    text = render([replica(0, counted("cats_total", 2))])
-    families = {
-        family.name: family
-        for family in text_string_to_metric_families(as_openmetrics(text).decode())
-    }
+    metrics = metrics_of([replica(0, counted("cats_total", 2))])
+    text = as_openmetrics(metrics, b"# HELP mine Mine.\n# TYPE mine counter\nmine 3\n").decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["nv_inference_count"].type == "unknown"
     assert [sample.name for sample in families["nv_inference_count"].samples] == [
         "nv_inference_count"
     ]
+    assert families["mine"].type == "unknown"
     assert families["cats"].type == "counter"
     assert families["pipeline_batch_size"].type == "histogram"
 

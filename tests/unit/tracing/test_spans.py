@@ -27,7 +27,9 @@ from pipeline.engine.journal.journal import (
     pack_request,
     pack_span,
 )
+from pipeline.engine.state import EngineState
 from pipeline.errors import ErrorCode, ProductError, UserCodeError
+from pipeline.observe.snapshot import Exemplar, ModelCounters, Snapshot
 from pipeline.tracing.context import (
     TraceContext,
     call_trace,
@@ -125,6 +127,28 @@ def by_name(spans: list[SpanRecord]) -> dict[str, SpanRecord]:
 
 def times(span: SpanRecord) -> tuple[int, int]:
     return span.start_ns - WALL_NS, span.end_ns - WALL_NS
+
+
+def test_traced_requests_that_were_answered_are_exemplars_one_per_power_of_two(bench: Bench):
+    nobody = format_traceparent(CALLER._replace(is_sampled=False))
+    for data_id in range(1, 7):
+        bench.begin(data_id, CALLER if data_id == 1 else None)
+    bench.telemetry.begin(7, nobody)
+    bench.request(1, end_ns=5_001)
+    bench.request(2, end_ns=9_001)
+    bench.request(3, end_ns=9_101)
+    bench.request(4, end_ns=99_001, outcome=Outcome.BACKEND)
+    bench.request(5, end_ns=99_001, target=0)
+    bench.request(7, end_ns=99_001)
+    bench.journal.flush()
+    snapshot = Snapshot(0, EngineState(True, 0, 0, 0, 0), [ModelCounters("imdb")])
+    bench.telemetry.fill(snapshot)
+    at_ms = WALL_NS // 10**6
+    assert snapshot.models[0].exemplars == [
+        Exemplar(f"{CALLER.trace_id:032x}", 5_000, at_ms),
+        Exemplar(f"{1003:032x}", 9_100, at_ms),
+    ]
+    bench.telemetry.fill(Snapshot(0, EngineState(True, 0, 0, 0, 0), []))
 
 
 def test_rows_are_read_by_the_names_that_they_have_in_the_journal():

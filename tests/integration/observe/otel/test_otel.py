@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain, repeat
 from typing import Any
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -151,6 +152,19 @@ def test_all_three_signals_of_a_request_have_one_trace(workers, monkeypatch):
     ]
     assert count == 1
     assert result.metrics["process_resident_memory_bytes"].gauge.data_points
+
+
+def test_a_traced_request_is_an_exemplar_in_openmetrics(monkeypatch):
+    accept = {"Accept": "application/openmetrics-text"}
+    with collector(monkeypatch) as result, speaking(opentelemetry=True, http_port=0) as server:
+        at = f"http://127.0.0.1:{server.http_port}"
+        urlopen(f"{at}/speaks/prediction", b'{"key":["x"],"value":["1"]}').read()
+        page = urlopen(Request(f"{at}/metrics", headers=accept)).read().decode()
+        server.stop()
+    (trace_id,) = {trace_id for trace_id, _ in result.spans}
+    (line,) = [line for line in page.splitlines() if "# {" in line]
+    assert line.startswith("pipeline_request_duration_seconds_bucket{")
+    assert f'1.0 # {{trace_id="{trace_id.hex()}"}}' in line
 
 
 def test_only_configured_signals_are_sent(monkeypatch):
