@@ -292,22 +292,22 @@ def _check_streams(config: ModelConfig, models: Sequence[ModelConfig]) -> bool:
     streams: dict[str, int | None] = {slot.name: None for slot in config.input}
     for number in in_order(config):
         step = steps_of(config)[number]
-        read = _one_stream(config.name, step.input_map.values(), streams)
+        read = _one_stream(config.name, step.model_name, step.input_map.values(), streams)
         is_source = models[number].model_transaction_policy.decoupled
         for name in step.output_map.values():
             streams[name] = number if is_source else read
-    _one_stream(config.name, [slot.name for slot in config.output], streams)
+    _one_stream(config.name, config.name, [slot.name for slot in config.output], streams)
     return any(stream is not None for stream in streams.values())
 
 
 def _one_stream(
-    ensemble: str, names: Collection[str], streams: Mapping[str, int | None]
+    ensemble: str, model: str, names: Collection[str], streams: Mapping[str, int | None]
 ) -> int | None:
     """Return the step that makes the stream of these tensors; None: they come once."""
     sources = {streams[name] for name in names}
     if len(sources) > 1:
         raise ConfigError(
-            f"in ensemble {ensemble}, step of model '{ensemble}' receives inputs originated from "
+            f"in ensemble {ensemble}, step of model '{model}' receives inputs originated from "
             "different decoupled models"
         )
     return next(iter(sources), None)

@@ -29,13 +29,15 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_stream_is_not_joined_with_other_inputs(case):
     steps = WRONG[case]
-    outputs = {"out": ONE} if steps[-1][0] == "joins" else {"p": ONE, "o": ONE}
+    joins = steps[-1][0] == "joins"
+    outputs = {"out": ONE} if joins else {"p": ONE, "o": ONE}
     config = ensemble_of("e", {"in": ONE}, outputs, *steps)
     with pytest.raises(ConfigError) as refusal:
         check_steps(config, lambda name, version: MODELS[name])
+    model = "joins" if joins else "e"  # the end of an ensemble has its own name
     assert str(refusal.value) == (
-        "in ensemble e, step of model 'e' receives inputs originated from different decoupled "
-        "models"
+        f"in ensemble e, step of model '{model}' receives inputs originated from different "
+        "decoupled models"
     )
 
 
