@@ -191,8 +191,8 @@ class DagConfig(Struct, frozen=True, kw_only=True):
     shared_memory_mib: Annotated[
         int,
         Meta(ge=1, le=2**20),
-        "Maximum shared memory of one process, MiB; data without room is refused. Unused memory "
-        "is only address space.",
+        "Maximum shared memory of one process, MiB, and never more than the machine's memory; data "
+        "without room is refused. Unused memory is only address space.",
     ] = 65536
     trust_workers: Annotated[
         bool, "True: the server unpickles any answer of its worker processes, functions included."

@@ -199,7 +199,7 @@ def link(context: FrontendContext, options: None) -> Frontend | None:
         takes_headers=forwarding is not None or restricts,
         secret=find_secret(context.sockets),
         memory=context.memory,
-        own_memory_bytes=config.dag.shared_memory_mib * 2**20,
+        own_memory_mib=config.dag.shared_memory_mib,
     )
     return InternalFrontends([linked, http_frontend], paths)
 

@@ -1,6 +1,6 @@
 module pipeline/gateway
 
-go 1.26.6
+go 1.26.10
 
 tool (
 	github.com/grpc-ecosystem/grpc-gateway/v2/protoc-gen-grpc-gateway

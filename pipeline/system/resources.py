@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import resource
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from pipeline.errors import InitError
 
+_MAPS_OF_A_PROCESS = 16
 _NO_THREAD = "can't start new thread"
 
 
@@ -47,6 +49,19 @@ def raise_file_limit() -> None:
 def most_open_files() -> int:
     """Return this process's limit of open files."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def mappable_bytes() -> int:
+    """Return the size of memory that each of many processes can map, in whole pages.
+
+    It is the machine's memory, or less if the address space is limited (`ulimit -v`).
+    """
+    page = mmap.PAGESIZE
+    memory = os.sysconf("SC_PHYS_PAGES") * page
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        memory = min(memory, limit // _MAPS_OF_A_PROCESS)
+    return max(memory // page, 1) * page
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc

@@ -34,7 +34,7 @@ from pipeline.frontends.link.outbox import Message, Outbox, Sending
 from pipeline.frontends.link.places import server_at
 from pipeline.frontends.listen import BACKLOG, UNIX, bind
 from pipeline.proto.slices import Piece
-from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.arena import new_arena
 from pipeline.workers.shm.server_memory import ServerMemory
 
 _LOGGER = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class LinkFrontend:
         max_calls: limit of the calls in flight on a connection.
         secret: that a gateway must know; "": no secret.
         memory: of the workers, which gateways share if it is mapped.
-        own_memory_bytes: size of each region only for gateways, if it is not mapped; 0: none.
+        own_memory_mib: most memory of each region only for gateways, if it is not mapped; 0: none.
     """
 
     port = 0
@@ -74,7 +74,7 @@ class LinkFrontend:
         max_calls: int = _MAX_CALLS,
         secret: str = "",
         memory: MemoryDomain = LOCAL,
-        own_memory_bytes: int = 0,
+        own_memory_mib: int = 0,
     ) -> None:
         self.hello: Hello = Hello(
             limits=LinkLimits(calls=max_calls, message_bytes=max_message_bytes),
@@ -90,7 +90,7 @@ class LinkFrontend:
         self.is_ready: bool = False
         self._secret = secret.encode()
         self._memory = cast(ServerMemory, memory) if memory.is_mapped else None
-        self._own_memory_bytes = own_memory_bytes
+        self._own_memory_mib = own_memory_mib
         self._own_memory: ServerMemory | None = None
         self._shared: set[GatewayMemory] = set()  # with gateways whose processes may still exist
         self._path = path
@@ -100,9 +100,9 @@ class LinkFrontend:
     async def start(self, is_ready: bool = False) -> None:
         """Bind and listen. Raises InitError: the path cannot be a socket."""
         self.is_ready = is_ready
-        if self._memory is None and self._own_memory_bytes:
+        if self._memory is None and self._own_memory_mib:
             with contextlib.suppress(InitError, OSError):  # then all data uses the socket
-                self._memory = self._own_memory = ServerMemory(Arena(self._own_memory_bytes))
+                self._memory = self._own_memory = ServerMemory(new_arena(self._own_memory_mib))
         self._socket = bind(f"{UNIX}{self._path}", 0, "http_server")
         self._server = await asyncio.get_running_loop().create_unix_server(
             self.accept, sock=self._socket, backlog=BACKLOG

@@ -12,7 +12,7 @@ from pipeline.workers.process.handle import ProcessContext
 from pipeline.workers.process.main import WorkerMain
 from pipeline.workers.process.pool import ProcessWorkers
 from pipeline.workers.restart_policy import KILLED_S
-from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.arena import new_arena
 from pipeline.workers.shm.server_memory import ServerMemory
 from pipeline.workers.zygote.controller import Zygotes
 
@@ -36,7 +36,7 @@ class ProcessKind:
             self._processes: ProcessContext = shared.borrow(self._interpreter)
             return
         context, dag = self._context, self._context.config.dag
-        arena = Arena(dag.shared_memory_mib * 2**20)
+        arena = new_arena(dag.shared_memory_mib)
         entry_points = [
             WorkerMain(op, arena, context.keep_logs, context.set_up) for op in self._ops
         ]

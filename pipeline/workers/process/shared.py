@@ -17,7 +17,7 @@ from pipeline.system.interpreter import Interpreter
 from pipeline.workers.process.handle import ProcessContext
 from pipeline.workers.process.main import WorkerMain
 from pipeline.workers.restart_policy import KILLED_S
-from pipeline.workers.shm.arena import Arena
+from pipeline.workers.shm.arena import new_arena
 from pipeline.workers.shm.server_memory import ServerMemory
 from pipeline.workers.zygote.controller import Zygotes
 
@@ -121,7 +121,7 @@ class SharedProcesses:
         await borrowed.context.zygotes.close(KILLED_S)
 
     def _make(self, forks: bool) -> tuple[Zygotes, ServerMemory]:
-        arena = Arena(self._config.shared_memory_mib * 2**20)
+        arena = new_arena(self._config.shared_memory_mib)
         main = WorkerMain(None, arena, self._keep_logs, no_predictor)
         try:
             zygotes = self._new_zygotes(main, "fork" if forks else "spawn")

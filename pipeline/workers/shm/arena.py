@@ -13,6 +13,7 @@ import numpy as np
 
 from pipeline.engine.run.payload import ALIGNMENT
 from pipeline.errors import InitError
+from pipeline.system.resources import mappable_bytes
 
 _PAGE = mmap.PAGESIZE
 # Measured to another process and back: a block costs 12 us for any size, and so does the socket
@@ -29,6 +30,11 @@ class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
     region: int
     offset: int
     size: int
+
+
+def new_arena(most_mib: int) -> Arena:
+    """Return an arena with regions of at most `most_mib` MiB, and no more than can be mapped."""
+    return Arena(min(most_mib * 2**20, mappable_bytes()))
 
 
 class Arena:

@@ -403,7 +403,7 @@ def test_a_server_without_process_workers_has_memory_of_the_links_own(tmp_path: 
     path = tmp_path / "link"
 
     async def run() -> None:
-        link = link_of(begin_of(None), path, own_memory_bytes=_REGION_BYTES)
+        link = link_of(begin_of(None), path, own_memory_mib=_REGION_BYTES // 2**20)
         async with sharing(link, path) as gateway:
             assert gateway.region == 1
 

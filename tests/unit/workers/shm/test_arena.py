@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+from resource import RLIM_INFINITY
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import InitError
-from pipeline.workers.shm.arena import Arena, Block, RegionAllocator
+from pipeline.system import resources
+from pipeline.workers.shm.arena import Arena, Block, RegionAllocator, new_arena
 
 PAGE = mmap.PAGESIZE
 MIB = 2**20
@@ -213,3 +216,19 @@ def test_memory_returns_to_the_system_after_a_burst():
     assert resident(arena) <= 33 * MIB
     assert bytes(arena.read(blocks[0])) == b"x" * MIB
     arena.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "most_mib", "expected"),
+    [
+        (RLIM_INFINITY, 3, 3 * 2**20),
+        (RLIM_INFINITY, 2**20, 8 * 2**30),
+        (2**34, 65536, 2**30),  # `ulimit -v` of 16 GiB
+        (2**14, 1, mmap.PAGESIZE),
+    ],
+)
+def test_a_region_is_no_larger_than_many_processes_can_map(monkeypatch, limit, most_mib, expected):
+    monkeypatch.setattr(resources.os, "sysconf", lambda name: 2**33 // mmap.PAGESIZE)
+    monkeypatch.setattr(resources.resource, "getrlimit", lambda kind: (limit, RLIM_INFINITY))
+    with contextlib.closing(new_arena(most_mib)) as arena:
+        assert arena.region_bytes == expected
