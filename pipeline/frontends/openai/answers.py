@@ -81,6 +81,7 @@ _REASON = "finish_reason"
 _REASONS = ("stop", "length", "content_filter", "tool_calls", "function_call")
 _TEXTS = ("reasoning_content", "refusal")
 _LISTS = ("images", "annotations")
+_CONTENT = frozenset({"text", *_TEXTS, "tool_calls"})
 _LEAST_LOGPROB = -9999.0  # OpenAI's number for a token that is very unlikely: JSON has no infinity
 
 
@@ -146,6 +147,10 @@ class Choice:
         if text := text if self._cutter is None else self._cutter.take(text):
             delta["text"] = text
         return delta
+
+    def kinds_of(self, payload: Payload) -> set[str]:
+        """Return which texts an answer or a part has, and whether it has tool calls."""
+        return {"text" if name == self._key else name for name in payload}.intersection(_CONTENT)
 
     def rest(self) -> Delta:
         """Return what was held back, at the end of the answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
@@ -152,10 +152,9 @@ class ChoiceStream:
         send, waiter, choice = self._send, self._waiter, reader.request.choice
         if send is None or waiter is None or waiter.done() or choice.stops or not self._is_begun:
             return False
-        if not self._writer.has_short_parts:
-            return False
         for answer in answers:
-            if quick_payload(answer) is None:
+            payload = quick_payload(answer)
+            if payload is None or not self._writer.is_short_part(choice, payload):
                 return False
         piece = b""
         try:
@@ -273,15 +272,16 @@ class ChoiceStream:
             events.append(await self._part(reader, reader.last))
         if rest := choice.rest():
             part = partial(self._writer.part, choice, rest)
-            events.append(await self._call.made(part, self._has_short_parts))
+            events.append(await self._call.made(part, self._is_short_part(choice, rest)))
         reader.is_over = True
         end = await self._call.made(partial(self._writer.end, choice), self._writer.is_short)
         return [*filter(None, events), end]
 
-    @property
-    def _has_short_parts(self) -> bool:
-        """Return whether the next events are short if their delta is."""
-        return self._writer.has_short_parts if self._is_begun else self._writer.is_short
+    def _is_short_part(self, choice: Choice, payload: Any) -> bool:
+        """Return whether the next events are short: those of a short part."""
+        if not self._is_begun:
+            return self._writer.is_short
+        return isinstance(payload, Mapping) and self._writer.is_short_part(choice, payload)
 
     async def _part(self, reader: _Reader, answer: Any) -> bytes:
         """Return the events of a part; b"" if it has nothing to send yet."""
@@ -291,6 +291,8 @@ class ChoiceStream:
             delta = choice.take(payload_of(answer, reader.failure))
             return self._writer.part(choice, delta) if delta else b""
 
-        events = await self._call.made(event, is_short_answer(answer) and self._has_short_parts)
+        payload = getattr(answer, "payload", None)
+        is_short = is_short_answer(answer) and self._is_short_part(choice, payload)
+        events = await self._call.made(event, is_short)
         self._is_begun = self._is_begun or bool(events)
         return events

@@ -101,7 +101,6 @@ class MessageWriter:
     """
 
     is_short: bool = True
-    has_short_parts: bool = True
 
     def __init__(self, model_id: str, questions: Questions) -> None:
         self._stops = questions.stops
@@ -117,6 +116,10 @@ class MessageWriter:
             "stop_sequence": None,
             "usage": {"input_tokens": 0, "output_tokens": 0},
         }
+
+    def is_short_part(self, choice: Choice, payload: Mapping[str, Any]) -> bool:
+        """Return True: no event repeats another."""
+        return True
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the message. Raises PipelineError: a tool's arguments are not JSON."""

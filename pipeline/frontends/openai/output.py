@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple
 
 from pipeline.errors import PayloadTypeError
 from pipeline.frontends.openai.answers import is_complete
 from pipeline.openai import Delta
+from pipeline.proto.slices import weight
 
 TEXTS = ("reasoning_content", "text", "refusal")
 """Kinds of text items; the other kinds are those of tools, `function` and `custom`."""
 
+_ITEM_BYTES = 256
 _WRITTEN = {"function": "arguments", "custom": "input"}
 
 
@@ -60,7 +62,7 @@ class Output:
 
     Attributes:
         items: in order.
-        size: characters in all items.
+        size: of what the events at the end of all items repeat, roughly, in bytes.
     """
 
     def __init__(self) -> None:
@@ -80,6 +82,10 @@ class Output:
         for at, call in enumerate(fields.get("tool_calls", ())):
             yield from self._add_call(call.get("index", at), call)
 
+    def grows_by(self, kinds: Set[str]) -> bool:
+        """Return whether content of these kinds only makes the last item longer."""
+        return bool(self.items) and kinds == {self.items[-1].kind}
+
     def end(self) -> Iterator[ItemChange]:
         """End all items."""
         yield from self._end(self._open)
@@ -96,17 +102,24 @@ class Output:
         item, logprobs = self.items[-1], []
         if kind == "text":
             logprobs = delta.get("logprobs", [])
-            item.logprobs += logprobs
-            item.annotations += delta.get("annotations", ())
+            self._note(item, delta)
         yield self._grown(item, text, logprobs)
 
-    def _add_notes(self, delta: Mapping[str, Any]) -> None:
+    def _add_notes(self, fields: Mapping[str, Any]) -> None:
         """Add log probabilities and annotations to the last text."""
         for item in reversed(self.items):
             if item.kind == "text":
-                item.logprobs += delta.get("logprobs", ())
-                item.annotations += delta.get("annotations", ())
+                self._note(item, fields)
                 return
+
+    def _note(self, item: OutputItem, delta: Mapping[str, Any]) -> None:
+        for notes, more in (
+            (item.logprobs, delta.get("logprobs")),
+            (item.annotations, delta.get("annotations")),
+        ):
+            if more:
+                notes += more
+                self.size += weight(more)
 
     def _add_call(self, index: int, call: Mapping[str, Any]) -> Iterator[ItemChange]:
         if (item := self._calls.get(index)) is None:
@@ -133,6 +146,7 @@ class Output:
         ]
         yield from self._end(ended)
         self._open = [*(known for known in self._open if known.is_open), item]
+        self.size += _ITEM_BYTES + len(item.name)
         self.items.append(item)
         yield ItemChange("begin", item)
 

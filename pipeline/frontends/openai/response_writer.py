@@ -73,12 +73,11 @@ class ResponseWriter:
     @property
     def is_short(self) -> bool:
         """Return whether the texts and the request, whose settings it repeats, are short."""
-        return self.has_short_parts and not self._is_large
+        return self._output.size < SHORT_BYTES and not self._is_large
 
-    @property
-    def has_short_parts(self) -> bool:
-        """Return whether the texts are short: an event repeats each where the next one begins."""
-        return self._output.size < SHORT_BYTES
+    def is_short_part(self, choice: Choice, payload: Mapping[str, Any]) -> bool:
+        """Return whether the texts are short, or the part only makes the last one longer."""
+        return self._output.size < SHORT_BYTES or self._output.grows_by(choice.kinds_of(payload))
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
         """Return the response."""

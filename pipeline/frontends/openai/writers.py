@@ -32,11 +32,10 @@ class Writer(Protocol):
         Some repeat the request or the answer.
         """
 
-    @property
-    def has_short_parts(self) -> bool:
-        """Return whether the events of a short delta are short.
+    def is_short_part(self, choice: Choice, payload: Mapping[str, Any]) -> bool:
+        """Return whether the events of a short part are short.
 
-        Some deltas begin an item, and the event before it repeats the whole last one.
+        Some parts begin an item, and the event before it repeats the whole last one.
         """
 
     def whole(self, choices: Sequence[tuple[Choice, Delta]]) -> bytes:
@@ -67,7 +66,6 @@ class ChunkWriter:
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
     is_short: bool = True
-    has_short_parts: bool = True
 
     def __init__(self, model_id: str, questions: Questions) -> None:
         self._questions = questions
@@ -76,6 +74,10 @@ class ChunkWriter:
             "created": int(time.time()),
             "model": model_id,
         }
+
+    def is_short_part(self, choice: Choice, payload: Mapping[str, Any]) -> bool:
+        """Return True: no event repeats another."""
+        return True
 
     def last(self, choices: Sequence[Choice]) -> bytes:
         """Return the chunk with the counts, if the client asked for it, and the end."""

@@ -140,12 +140,34 @@ def test_annotations_after_the_text_are_sent():
 
 
 def test_a_response_is_short_until_its_text_is_long():
-    writer, choice = ResponseWriter(KeptResponses(0), "m", Questions([])), Choice(0, "text")
+    writer, choice = ResponseWriter(KeptResponses(0), "m", Questions([])), Choice(0, "written")
     assert writer.is_short
     writer.part(choice, {"text": "a" * SHORT_BYTES})
-    assert (writer.is_short, writer.has_short_parts) == (False, False)
+    assert not writer.is_short
+    assert writer.is_short_part(choice, {"written": "b"}), "it repeats nothing"
+    assert writer.is_short_part(choice, {"written": "b", "completion_tokens": 2})
+    for begins in ({"refusal": "no"}, {"written": "b", "tool_calls": []}, {}):
+        assert not writer.is_short_part(choice, begins)
     writer = ResponseWriter(KeptResponses(0), "m", Questions([], is_large=True))
-    assert (writer.is_short, writer.has_short_parts) == (False, True)
+    assert (writer.is_short, writer.is_short_part(choice, {"refusal": "no"})) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"text": "a", "logprobs": [{"token": "a", "top_logprobs": [{"token": "a"}] * 20}]},
+        {"text": "a", "annotations": [{"type": "url_citation", "title": "a" * 100}]},
+        {"annotations": [{"type": "url_citation", "title": "a" * 100}]},
+        {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]},
+    ],
+)
+def test_what_the_last_events_repeat_beside_the_text_counts(delta):
+    writer, choice = ResponseWriter(KeptResponses(0), "m", Questions([])), Choice(0, "text")
+    writer.part(choice, {"text": "a"})
+    for index in range(1000):
+        calls = [{**call, "index": index} for call in delta.get("tool_calls", ())]
+        writer.part(choice, {**delta, **({"tool_calls": calls} if calls else {})})
+    assert not writer.is_short
 
 
 def test_a_whole_answer_equals_its_parts():
