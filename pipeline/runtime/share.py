@@ -71,6 +71,7 @@ def _added(model: ModelCounters, earlier: ModelCounters | None) -> ModelCounters
         earlier = msgspec.structs.replace(earlier, first_part_ms=[])
     (total,) = merge([[model], [earlier]])
     total.memory, total.recent_us, total.caches = model.memory, model.recent_us, model.caches
+    total.exemplars = model.exemplars
     return total
 
 

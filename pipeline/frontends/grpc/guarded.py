@@ -31,6 +31,15 @@ def new_server(options: Sequence[tuple[str, int]]) -> grpc.aio.Server:
     return cast(grpc.aio.Server, _GuardedServer(options))  # its class is private in gRPC
 
 
+def add_methods(
+    server: grpc.aio.Server, service: str, methods: dict[str, grpc.RpcMethodHandler[Any, Any]]
+) -> None:
+    """Add a service, by its full name, and its methods by name to such a server."""
+    handler = grpc.method_handlers_generic_handler(service, methods)
+    server.add_generic_rpc_handlers((handler,))
+    server.add_registered_method_handlers(service, methods)
+
+
 def version_of(version: str) -> tuple[int, ...]:
     """Return the first two numbers of a version."""
     return tuple(map(int, version.split(".")[:2]))

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
+import grpc
 import grpc.aio
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pool import Default, DescriptorPool
 from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection_pb2 as pb
 
+from pipeline.frontends.grpc.guarded import add_methods
 from pipeline.proto import inference_v2_pb2
 from pipeline.proto.v2.service import service_file
 
 
 def add_reflection(server: grpc.aio.Server, services: Iterable[str]) -> None:
     """Have a server describe these services, and reflection itself."""
-    names = (*services, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server, pool=_Descriptors())
+    versions = reflection.SERVICE_NAME, reflection.SERVICE_NAME.replace("v1alpha", "v1")
+    servicer = reflection.aio.ReflectionServicer((*services, *versions), pool=_Descriptors())
+    asked, answered = pb.ServerReflectionRequest, pb.ServerReflectionResponse
+    method = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo, asked.FromString, answered.SerializeToString
+    )
+    for name in versions:  # with the same messages
+        add_methods(server, name, {"ServerReflectionInfo": method})
 
 
 class _Descriptors:
@@ -33,12 +43,14 @@ class _Descriptors:
 
         A method is in the file of its service: protobuf's pools do not find methods by name.
         """
-        for name in (symbol, symbol.rpartition(".")[0]):
-            for pool in (self._v2, Default()):
-                try:
-                    return pool.FindFileContainingSymbol(name)
-                except KeyError:
-                    continue
+        service, _, method = symbol.rpartition(".")
+        for pool in (self._v2, Default()):
+            with contextlib.suppress(KeyError):
+                return pool.FindFileContainingSymbol(symbol)
+            with contextlib.suppress(KeyError):
+                return (
+                    pool.FindServiceByName(service).methods_by_name[method].containing_service.file
+                )
         raise KeyError(symbol)
 
     def FindFileByName(self, name: str) -> FileDescriptor:

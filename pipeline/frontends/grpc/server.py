@@ -33,7 +33,7 @@ from pipeline.errors import (
     grpc_status_of,
 )
 from pipeline.frontends.grpc.calls import GrpcHealth, RunningCalls
-from pipeline.frontends.grpc.guarded import FIRST_UNKNOWN, new_server, version_of
+from pipeline.frontends.grpc.guarded import FIRST_UNKNOWN, add_methods, new_server, version_of
 from pipeline.frontends.grpc.reflection import add_reflection
 from pipeline.frontends.grpc.sockets import GrpcSockets, end
 from pipeline.frontends.listen import address_of, check_free
@@ -236,10 +236,7 @@ class GrpcFrontend:
         ]
         server = new_server(options)
         for service in self._services:
-            handlers = _handlers(service, self._running)
-            handler = grpc.method_handlers_generic_handler(service.name, handlers)
-            server.add_generic_rpc_handlers((handler,))
-            server.add_registered_method_handlers(service.name, handlers)
+            add_methods(server, service.name, _handlers(service, self._running))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         ours = [service.name for service in self._services]
         add_reflection(server, (*ours, health.SERVICE_NAME))

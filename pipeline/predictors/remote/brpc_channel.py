@@ -109,7 +109,7 @@ class BrpcChannel:
         self._addresses = addresses
         self._method = method
         self._is_closed = False
-        self._own = self._new_servers()
+        self._own = _forks, self._new_servers()
 
     def ask(self, body: bytes, log_id: int, waiting: Waiting, read: Read) -> Any:
         """Return the answer to a request; it may reach several servers, or one server twice.
@@ -161,19 +161,22 @@ class BrpcChannel:
     def close(self) -> None:
         """Refuse new calls; calls in progress finish."""
         self._is_closed = True
-        self._own.close()
+        self._own[1].close()
 
     def _servers(self) -> Servers[BrpcConnection]:
         """Return the servers; a forked child makes its own, it must not use its parent's."""
         self._refuse_if_closed()
-        if self._made_at != _forks:
-            for pool in self._own.pools:
-                pool.abandon()
-            self._own = self._new_servers()
-        return self._own
+        before = made_at, servers = self._own
+        if made_at == _forks:
+            return servers
+        for pool in servers.pools:
+            pool.abandon()
+        own = _forks, self._new_servers()  # without a lock, which a thread of the parent may hold
+        if self._own is before:  # else another thread was first
+            self._own = own
+        return self._own[1]
 
     def _new_servers(self) -> Servers[BrpcConnection]:
-        self._made_at = _forks
         pools = [Pool(address, BrpcConnection) for address in self._addresses]
         return Servers(self._name, self._endpoints, pools)
 

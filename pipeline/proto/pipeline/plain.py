@@ -86,8 +86,8 @@ def plain_request_from_json(body: bytes, name: str, method: str) -> PlainRequest
 
 
 def plain_of(request: Request) -> PlainRequest | Request:
-    """Return a Request as a PlainRequest, if it has no tensors."""
-    if request.tensors:
+    """Return a Request as a PlainRequest, if it has no tensors and few pairs."""
+    if request.tensors or len(request.key) > _FEW or len(request.value) > _FEW:
         return request
     pairs = [*request.key], [*request.value]
     return PlainRequest(*pairs, request.name, request.method, request.logid, request.clientip)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.observe.snapshot import ModelCounters, of_no_replica
+from pipeline.predictors.base import MemoryUse
 from pipeline.runtime import share
 from pipeline.runtime.share import EarlierCounters
 
@@ -45,3 +46,19 @@ def test_the_oldest_counters_are_removed(monkeypatch: pytest.MonkeyPatch):
         earlier.ending(key, load)
         earlier.ended(load)
     assert [counted(earlier, key) for key in "abc"] == [2, 0, 1]
+
+
+def test_what_is_no_sum_is_that_of_the_new_load():
+    earlier = EarlierCounters()
+    load = Load(1)
+    earlier.ending("a/same", load)
+    earlier.ended(load)
+    new = ModelCounters("same", success_count=1, recent_us=[[1]], caches=True)
+    new.memory, new.exemplars = [memory := MemoryUse("GPU", 0, 1)], ["exemplar"]
+    snapshot = of_no_replica([new])
+    snapshot.model = "a/same"
+    earlier.add_to(snapshot)
+    (total,) = snapshot.models
+    assert total.success_count == 2
+    kept = "recent_us", "caches", "memory", "exemplars"
+    assert [getattr(total, name) for name in kept] == [[[1]], True, [memory], ["exemplar"]]

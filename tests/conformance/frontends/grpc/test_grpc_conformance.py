@@ -290,8 +290,20 @@ def test_reflection_lists_the_services(channel):
         SERVICE,
         V2,
         "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
     }
+
+
+def test_reflection_has_the_same_messages_in_both_versions(channel):
+    ask = channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    question = reflection_pb2.ServerReflectionRequest(file_containing_symbol=V2)
+    (answer,) = ask(iter([question]), timeout=30)
+    assert answer == reflected(channel, file_containing_symbol=V2)
 
 
 @pytest.mark.parametrize(
@@ -313,6 +325,8 @@ def test_reflection_describes_known_symbols(channel, name):
 
 
 def test_reflection_refuses_unknown_symbols(channel):
-    for asked in ({"file_containing_symbol": "no.Such"}, {"file_by_filename": "nope.proto"}):
+    names = "no.Such", f"{V2}.NoSuch", f"{SERVICE}.inference.NoSuch"
+    asks = [{"file_containing_symbol": name} for name in names]
+    for asked in (*asks, {"file_by_filename": "nope.proto"}):
         answer = reflected(channel, **asked)
         assert answer.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]

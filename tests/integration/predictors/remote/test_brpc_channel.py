@@ -324,7 +324,7 @@ def test_time_spent_on_other_servers_is_not_silence_of_the_last_one(
 
     monkeypatch.setattr(channel, "_ask", ask_one)
     waits: list[tuple[int, float]] = []
-    monkeypatch.setattr(channel._own.policy, "timed_out", lambda *args: waits.append(args))
+    monkeypatch.setattr(channel._servers().policy, "timed_out", lambda *args: waits.append(args))
     with pytest.raises(DeadlineError):
         channel.ask(b"", 0, Waiting(clock.now + 4.0), lambda body: body)
     assert waits == [(1, 2.0)]
@@ -464,6 +464,21 @@ def test_parent_and_forked_child_use_separate_connections() -> None:
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert len(server.peers) == 2
+
+
+def test_no_thread_of_a_child_uses_its_parents_connections(monkeypatch) -> None:
+    with FakeServer() as server, channel_to(server) as channel, ThreadPoolExecutor() as threads:
+        ask(channel)
+        brpc_channel._count_fork()
+        make, answers = brpc_channel.Pool, []
+
+        def make_while_another_asks(*arguments):
+            monkeypatch.setattr(brpc_channel, "Pool", make)
+            answers.append(threads.submit(ask, channel, b"other").result(WAIT_S))
+            return make(*arguments)
+
+        monkeypatch.setattr(brpc_channel, "Pool", make_while_another_asks)
+        assert (ask(channel, b"one"), answers) == (b"one", [b"other"])
 
 
 @given(st.binary(max_size=64), st.booleans())
