@@ -48,7 +48,7 @@ def test_the_oldest_counters_are_removed(monkeypatch: pytest.MonkeyPatch):
     assert [counted(earlier, key) for key in "abc"] == [2, 0, 1]
 
 
-def test_what_is_no_sum_is_that_of_the_new_load():
+def test_fields_that_are_no_sums_are_those_of_the_new_load():
     earlier = EarlierCounters()
     load = Load(1)
     earlier.ending("a/same", load)

@@ -161,7 +161,7 @@ def test_a_response_is_short_until_its_text_is_long():
         {"tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}]},
     ],
 )
-def test_what_the_last_events_repeat_beside_the_text_counts(delta):
+def test_the_size_counts_all_that_the_last_events_repeat(delta):
     writer, choice = ResponseWriter(KeptResponses(0), "m", Questions([])), Choice(0, "text")
     writer.part(choice, {"text": "a"})
     for index in range(1000):
