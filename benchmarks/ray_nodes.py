@@ -52,15 +52,16 @@ class Nodes:
         Raises RuntimeError with what Ray has written if there is no such line in time.
         """
         assert self._process.stdout is not None
-        try:
+        fault = f"did not {command} in {_MOST_S:g} s"
+        with contextlib.suppress(TimeoutError):
             line = (await asyncio.wait_for(self._process.stdout.readline(), _MOST_S)).decode()
-        except TimeoutError:
-            line = ""
-        if not line.startswith(word):
-            self._log.seek(0)
-            written = self._log.read().decode(errors="replace")[-3000:]
-            raise RuntimeError(f"the cluster did not {command} in {_MOST_S:g} s:\n{written}")
-        return line.removeprefix(word).strip()
+            if line.startswith(word):
+                return line.removeprefix(word).strip()
+            got = f"answered {line.strip()!r}" if line else "ended"
+            fault = f"{got} instead of the line {word!r} for the command {command!r}"
+        self._log.seek(0)
+        written = self._log.read().decode(errors="replace")[-3000:]
+        raise RuntimeError(f"the cluster {fault}:\n{written}")
 
     async def end(self) -> None:
         """End the cluster, at last by force."""

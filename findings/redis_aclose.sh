@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Guess: redis-py 5.0 closes a client of redis.asyncio by aclose, so `redis>=5.0` is the bound for
 #   code that calls it.
-# True: 5.0.0 has only close; 5.0.1 has aclose as well, and its close warns. No call closes both
-#   without a warning.
+# True: 5.0.0 has only close; 5.0.1 has aclose as well, and its close warns. `async with` closes
+#   both without a warning.
 # Versions: redis==5.0.0, redis==5.0.1; Python 3.11; 2026-11-29
 # We heed it in: pyproject.toml: the extra redis begins with 5.0.1.
 set -euo pipefail
@@ -31,13 +31,20 @@ async def main():
         await client.close()
     warned = [warning.category.__name__ for warning in caught]
     print(version("redis"), "aclose:", hasattr(client, "aclose"), "close warns:", warned)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        async with redis.asyncio.Redis():
+            pass
+    print("async with warns:", [warning.category.__name__ for warning in caught])
 
 
 asyncio.run(main())
 EOF
 cat >seen <<'EOF'
 5.0.0 aclose: False close warns: []
+async with warns: []
 5.0.1 aclose: True close warns: ['DeprecationWarning']
+async with warns: []
 EOF
 for version in 5.0.0 5.0.1; do env/bin/python program.py $version; done 2>errors | tee output || { cat errors; exit 1; }
 diff seen output && echo "as it was seen"

@@ -1,7 +1,8 @@
 """Compare what is installed here, and what the gateway is built of, with the known advisories.
 
 Python's come with the package index, Go's with a module of Go's database. Where an index has none,
-the table in docs/security.md is what is known. Exit status 1: an advisory holds.
+the table in docs/security.md is what is known. Exit status 1: an advisory holds, or nobody could be
+asked.
 """
 
 from __future__ import annotations
@@ -20,12 +21,19 @@ _DATABASE = "golang.org/x/vulndb@latest"
 _CHECKER = "golang.org/x/vuln/cmd/govulncheck@v1.9.0"
 
 
+class CheckError(Exception):
+    """A checker gave no report; the text is its own."""
+
+
 def of_python() -> tuple[list[str], int]:
-    """Return what holds of the installed packages, and how many of these the index knows."""
+    """Return what holds of the installed packages, and how many of these the index knows.
+
+    Raises CheckError without a report.
+    """
     command = [sys.executable, "-m", "pip_audit", "--skip-editable", "--format=json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not done.stdout:
-        return [], 0
+        raise CheckError(f"pip_audit, status {done.returncode}: {done.stderr.strip()}")
     packages = [each for each in json.loads(done.stdout)["dependencies"] if "vulns" in each]
     holding = [
         f"{package['name']} {package['version']}: {advisory['id']}, mended in "
@@ -36,13 +44,15 @@ def of_python() -> tuple[list[str], int]:
     return holding, len(packages)
 
 
-def of_go(go: Toolchain) -> list[str]:
-    """Return what holds of functions that the gateway calls."""
-    entries = Path(json.loads(go.run("mod", "download", "-json", _DATABASE))["Dir"], "data", "osv")
+def of_go(go: Toolchain) -> tuple[list[str], str]:
+    """Return what holds of functions that the gateway calls, and the date of the database."""
+    module = json.loads(go.run("mod", "download", "-json", _DATABASE))
+    entries = Path(module["Dir"], "data", "osv")
+    date = json.loads(Path(module["Info"]).read_bytes())["Time"].partition("T")[0]
     with TemporaryDirectory(prefix="vulndb-") as folder:
         write_index(entries, Path(folder))
         report = go.run("run", _CHECKER, f"-db=file://{folder}", "-format=json", "./...")
-    return sorted({_text(each) for each in _objects(report) if _is_called(each)})
+    return sorted({_text(each) for each in _objects(report) if _is_called(each)}), date
 
 
 def write_index(entries: Path, folder: Path) -> None:
@@ -81,15 +91,16 @@ def _text(message: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    python, count = of_python()
     try:
-        holding = python + of_go(find_go())
-    except BuildError as error:
+        python, count = of_python()
+        go, date = of_go(find_go())
+    except (BuildError, CheckError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
+    holding = python + go
     print(*holding, sep="\n")
     known = f"{count} packages of Python" if count else "no package of Python (no data here)"
-    print(f"{len(holding)} advisories hold, of Go's modules and {known}")
+    print(f"{len(holding)} advisories hold, of Go's modules (database of {date}) and {known}")
     return 1 if holding else 0
 
 

@@ -2,8 +2,9 @@
 
 Runs each part that has not passed at this commit, and writes docs/verified.md after each, which is
 all the state that there is: commit it, and another machine continues. A part that passed at an
-earlier commit stays there until it runs again. The output of each part is in build/release. A
-commit that changes only docs/verified.md counts as the one before it.
+earlier commit stays there until it runs again; a machine that lacks what it needs changes nothing.
+The output of each part is in build/release. A commit that changes only docs/verified.md counts as
+the one before it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MOST_CHARACTERS = 160
 _GRACE_S = 20
 _LOGS = Path("build", "release")
 _ROW = re.compile(
-    r"^\| (.+?) \| `.+?` \| (\S+) \| (.+?) \| (.+?) \| (.+?) \| (\d+) \| (.*) \|$", re.M
+    r"^\| (.+?) \| `[^`]+` \| (\S+) \| (.+?) \| (.+?) \| (.+?) \| (\d+) \| (.*) \|$", re.M
 )
 _NOTHING_RAN = re.compile(r"\d+ skipped\b")  # pytest's last line, without a test that passed
 
@@ -108,7 +109,8 @@ class State:
 
     def add(self, name: str, outcome: Outcome) -> None:
         self.outcomes[name] = outcome
-        new = self._path.with_suffix(".new")
+        new = self._path.parents[1] / _LOGS / self._path.name
+        new.parent.mkdir(parents=True, exist_ok=True)
         new.write_text(page(PARTS, self.outcomes), encoding="utf-8")
         new.replace(self._path)
 
@@ -228,16 +230,17 @@ def verify(parts: Sequence[Part], state: State, tree: Tree, is_again: bool = Fal
 
     Return whether each part passed, or lacks what it needs; print the parts that lack something.
     """
+    outcomes = dict[str, Outcome]()
     for part in parts:
         commit, last = tree.commit(), state.outcomes.get(part.name)
         if not is_again and last and last.outcome == PASSED and tree.is_same(last.commit, commit):
             continue
         print(f"{part.name}: {part.command}", flush=True)
         log = tree.root / _LOGS / f"{part.name.replace(' ', '-')}.log"
-        outcome = run(part, commit, log, tree.root)
-        state.add(part.name, outcome)
+        outcome = outcomes[part.name] = run(part, commit, log, tree.root)
+        if outcome.outcome != NOT_RUN or last is None or last.outcome != PASSED:
+            state.add(part.name, outcome)
         print(f"    {outcome.outcome}, {outcome.seconds} s: {outcome.artefact}", flush=True)
-    outcomes = {part.name: state.outcomes[part.name] for part in parts}
     for name, outcome in outcomes.items():
         if outcome.outcome == NOT_RUN:
             print(f"{name} did not run: {outcome.artefact}")

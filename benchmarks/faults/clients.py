@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 CLIENTS = 64
 PATIENCE_S = 15.0  # the server's own deadline is 8 s
@@ -82,22 +83,22 @@ class Clients:
             number += CLIENTS
             was_known = caller.is_known
             ending, text = ask(connection, number, dice.choice(SIZES), caller.headers)
-            if not (was_known and caller.is_known):
-                ending, text = of_stranger(ending, text, was_known)
+            ending, text = counted(ending, text, was_known, caller.is_known)
             with self._lock:
                 self.tally.endings[ending] += 1
                 self.tally.errors[text] += bool(text)
         connection.close()
 
 
-def of_stranger(ending: str, text: str, was_known: bool | None) -> tuple[str, str]:
-    """Return how a request counts whose caller has to be refused, or may be.
-
-    `was_known`: when it was sent; `Caller.is_known`.
-    """
+def counted(
+    ending: str, text: str, was_known: bool | None, is_known: bool | None
+) -> tuple[str, str]:
+    """Return how a request counts; `Caller.is_known` when it was sent, and when it ended."""
+    if was_known and is_known:
+        return FAILED if ending == REFUSED else ending, text
     if ending == ANSWERED and was_known is False:
         return WRONG, "a stranger was answered"
-    return (REFUSED, "") if ending == FAILED else (ending, text)
+    return ending, "" if ending == REFUSED else text
 
 
 def ask(
@@ -106,19 +107,26 @@ def ask(
     size: int,
     headers: Mapping[str, str] | None = None,
 ) -> tuple[str, str]:
-    """Send one request; return its ending and the reason of a failure."""
+    """Send one request; return its ending and the reason of a failure.
+
+    A request is refused by status 401 or 403, or by a TLS alert.
+    """
     feed = {"number": str(number), "size": str(size)}
     body = json.dumps({"key": [*feed], "value": [*feed.values()]})
     try:
         _drop_closed(connection)
-        connection.request("POST", "/faulted/prediction", body, headers or {})
-        text = connection.getresponse().read()
+        _send(connection, body, headers or {})
+        response = connection.getresponse()
+        text = response.read()
     except TimeoutError:
         connection.close()
         return HUNG, ""
     except (OSError, http.client.HTTPException) as error:
         connection.close()
-        return FAILED, type(error).__name__
+        is_alert = isinstance(error, ssl.SSLError) and "_ALERT_" in str(error)
+        return REFUSED if is_alert else FAILED, type(error).__name__
+    if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return REFUSED, f"status {response.status}"
     try:
         answer = json.loads(text)
         if answer.get("err_no"):
@@ -128,6 +136,15 @@ def ask(
         return WRONG, ""
     is_right = pairs == {"number": str(number), "sum": str(size)}
     return (ANSWERED, "") if is_right else (WRONG, "")
+
+
+def _send(connection: http.client.HTTPConnection, body: str, headers: Mapping[str, str]) -> None:
+    try:
+        connection.request("POST", "/faulted/prediction", body, headers)
+    except ssl.SSLEOFError:
+        if connection.sock is not None:
+            connection.sock.recv(1)  # raises the alert that came before the end, if one did
+        raise
 
 
 def _drop_closed(connection: http.client.HTTPConnection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 from scripts import advisories
 
@@ -16,12 +17,13 @@ class Go:
         osv = folder / "data" / "osv"
         osv.mkdir(parents=True)
         affected = [{"package": {"name": "stdlib"}}, {"package": {"name": "example.com/m"}}]
+        (folder / "info").write_text('{"Time": "2026-11-28T01:02:03Z"}')
         entry = {"id": "GO-1", "modified": "2026-01-01T00:00:00Z", "affected": affected}
         (osv / "GO-1.json").write_text(json.dumps(entry))
 
     def run(self, *words):
         if words[0] == "mod":
-            return json.dumps({"Dir": str(self._folder)})
+            return json.dumps({"Dir": str(self._folder), "Info": str(self._folder / "info")})
         (database,) = [word.removeprefix("-db=file://") for word in words if "-db=" in word]
         with open(f"{database}/index/modules.json") as file:
             self.index = {row["path"]: row["vulns"] for row in json.load(file)}
@@ -36,6 +38,24 @@ def finding(**place):
 def test_an_advisory_holds_if_the_gateway_calls_its_function(tmp_path):
     report = [{"config": {}}, finding(), finding(package="net"), finding(function="Read")]
     go = Go(tmp_path, report)
-    assert advisories.of_go(go) == ["stdlib v1.26.8: GO-1, mended in v1.26.10"]
+    assert advisories.of_go(go) == (["stdlib v1.26.8: GO-1, mended in v1.26.10"], "2026-11-28")
     row = [{"id": "GO-1", "modified": "2026-01-01T00:00:00Z"}]
     assert go.index == {"stdlib": row, "example.com/m": row}
+
+
+def test_a_checker_without_a_report_is_an_error(monkeypatch, capsys):
+    answers(monkeypatch, "", "No module named pip_audit")
+    assert advisories.main() == 1
+    assert "No module named pip_audit" in capsys.readouterr().err
+
+
+def test_a_package_that_the_index_does_not_know_is_not_counted(monkeypatch):
+    unknown = {"name": "a", "skip_reason": "Dependency not found on PyPI"}
+    vulnerable = {"name": "b", "version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2"]}]}
+    answers(monkeypatch, json.dumps({"dependencies": [unknown, vulnerable]}))
+    assert advisories.of_python() == (["b 1: PYSEC-1, mended in 2"], 1)
+
+
+def answers(monkeypatch, report, errors=""):
+    done = subprocess.CompletedProcess([], 1, report, errors)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)

@@ -138,11 +138,40 @@ def test_a_part_whose_needs_are_missing_does_not_run(verify, monkeypatch):
     assert verify(part) == (True, {"part": outcome})
 
 
+def test_a_machine_that_lacks_something_keeps_what_passed_elsewhere(verify, tree, capsys):
+    part = Part("part", "echo 1", needs=("sh",))
+    verify(part)
+    (tree.root / "code").write_text("2")
+    _commit(tree)
+    is_well, outcomes = verify(part._replace(needs=("no-such-program",)))
+    assert (is_well, outcomes) == (True, {"part": (release_check.PASSED, "1")})
+    assert "part did not run: needs no-such-program" in capsys.readouterr().out
+
+
+def test_a_last_line_like_a_row_is_read_back(verify, tmp_path):
+    line = "`y` | a | b | c | passed | 1 | z |"
+    (tmp_path / "line").write_text(line)
+    part = Part("part", f"cat {tmp_path}/line")
+    assert verify(part)[1]["part"][1] == line.replace("|", "\\|")
+
+
+def test_an_interrupted_write_of_the_page_is_no_change(verify, tree, monkeypatch):
+    def ends(*_):
+        raise KeyboardInterrupt
+
+    commit = tree.commit()
+    monkeypatch.setattr(Path, "replace", ends)
+    with pytest.raises(KeyboardInterrupt):
+        verify(Part("part", "echo 1"))
+    assert tree.commit() == commit
+
+
 def test_each_part_is_shorter_than_half_an_hour_and_is_there():
     makefile = (ROOT / "Makefile").read_text()
     names = [part.name for part in release_check.PARTS]
     assert len(names) == len(set(names))
     for part in release_check.PARTS:
+        assert not {*part.command} & {"`", "|"}, "the page could not be read back"
         assert part.limit_s < 1800
         program, _, rest = re.sub(r"^\w+=('[^']*'|\S+) ", "", part.command).partition(" ")
         if program == "make":
