@@ -18,7 +18,7 @@ _COMMAND = (sys.executable, "-m", "pipeline", "cluster")
 
 
 def _address(lines: IO[str]) -> str:
-    """Return the address that a cluster prints, and go on to copy its lines to the output."""
+    """Return the address that a cluster prints; all its lines are copied to the output."""
     for line in lines:
         print(line, end="", flush=True)
         if found := re.search(r"is at (\S+);", line):

@@ -22,25 +22,23 @@ class Parts(Op):
 
 
 class Sums(Op):
-    """Adds up the numbers of each sequence."""
+    """Adds up the numbers of each sequence, in a state that the server keeps and forgets."""
 
-    def init_op(self) -> None:
-        self.sums: dict[Any, int] = {}
-
-    def process(self, feed_batch: Any, *, context: Any) -> Any:
-        (one,) = context
-        step = one.sequence
-        total = int(feed_batch[0]["x"]) + (0 if step.start else self.sums[step.id])
-        self.sums[step.id] = total
-        if step.end:
-            del self.sums[step.id]
-        return {"sum": str(total)}
+    def process(self, feed_batch: Any) -> Any:
+        total = feed_batch[0]["total"] + int(feed_batch[0]["x"])
+        return {"sum": str(total.item()), "next_total": total}
 
 
 if __name__ == "__main__":
     if sys.argv[1] == STREAMS:
         serve(STREAMS, Parts("parts", RequestOp()), {"parts": {"concurrency": 4}})
     else:
-        sequence = {"strategy": "oldest", "max_candidates": 100, "max_idle_ms": 10_000}
+        names = {"input_name": "total", "output_name": "next_total"}
+        sequence = {
+            "strategy": "oldest",
+            "max_candidates": 100,
+            "max_idle_ms": 10_000,
+            "state": [{**names, "data_type": "INT64", "dims": [1]}],
+        }
         op = Sums("sums", RequestOp())
         serve(SEQUENCES, op, {"sums": {"concurrency": 2, "sequence": sequence}})

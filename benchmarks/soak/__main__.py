@@ -1,8 +1,9 @@
 """`python -m benchmarks.soak KIND`: does a service hold more and more under a load that lasts?
 
 Processes, descriptors, threads, resident and shared memory of the service while it idles between
-stretches of load. Every answer is checked. Exit status 1: the mean of one of them in the last third
-of the time is above that of the third before.
+stretches of load. Every answer is checked. Exit status 1: the median of one of them in the last
+third of the time is above that of the third before; of memory, by more than what the allocator may
+keep.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from benchmarks.soak.loads import SOAKS, Soak
 
 _SETTLING_S = 5.0  # at most, for the connections of a stretch to be closed on both sides
 _ROWS = 30
-_FEWEST_SAMPLES = 6  # thirds of less would have no mean worth the name
+_FEWEST_SAMPLES = 6  # thirds of less would have no median worth the name
 _MIB = 2**20
 FIGURES: Mapping[str, Callable[[Holdings], float]] = {
     "processes": lambda held: held.processes,
@@ -85,15 +86,19 @@ def _samples(
 
 
 def _settled(service: Service) -> Holdings:
-    """Return the holdings of the service after it has noticed that the clients have left."""
+    """Return what the service holds once it has noticed that the clients have left."""
     give_up = time.monotonic() + _SETTLING_S
     now = service.holdings()
     while time.monotonic() < give_up:
         time.sleep(_SETTLING_S / 10)
         before, now = now, service.holdings()
-        if (now.processes, now.descriptors) == (before.processes, before.descriptors):
+        if _counts(now) == _counts(before):
             break
     return now
+
+
+def _counts(held: Holdings) -> tuple[int, int, int]:
+    return held.processes, held.descriptors, held.threads
 
 
 def findings(samples: Sequence[Holdings], most_mib: float) -> Iterator[tuple[str, bool]]:
@@ -104,8 +109,8 @@ def findings(samples: Sequence[Holdings], most_mib: float) -> Iterator[tuple[str
     third = len(samples) // 3
     for name, value in FIGURES.items():
         most = most_mib if name.endswith("MiB") else 0.0
-        before = statistics.fmean(map(value, samples[-2 * third : -third]))
-        after = statistics.fmean(map(value, samples[-third:]))
+        before = statistics.median(map(value, samples[-2 * third : -third]))
+        after = statistics.median(map(value, samples[-third:]))
         is_flat = after - before <= most
         verdict = "flat" if is_flat else f"not flat, more than {most:g}"
         yield f"{name}: {before:.1f} -> {after:.1f}: {verdict}", is_flat

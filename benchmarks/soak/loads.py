@@ -41,13 +41,14 @@ class Soak:
         serve: starts the service, which ends with the context.
         stretch: loads it for some seconds; the number of requests. Raises NotMeasuredError for a
             wrong answer. The same random numbers ask for the same things.
-        most_mib: resident and shared memory may grow by so much: what the allocator may keep.
+        most_mib: resident and shared memory may grow by so much in a third of the time: what the
+            allocator may keep.
     """
 
     title: str
     serve: Callable[[ExitStack], Service]
     stretch: Callable[[Service, random.Random], int]
-    most_mib: float = 32.0
+    most_mib: float = 4.0
 
 
 def _service(*command: str) -> Callable[[ExitStack], Service]:
@@ -170,7 +171,9 @@ def _loading(service: Service, rng: random.Random) -> int:
 SOAKS: Mapping[str, Soak] = {
     # A bare uvicorn echo grows by 0.8 MiB in a million requests.
     "threads": Soak("an echo in threads", _service("echo"), _echo, most_mib=2.0),
-    "processes": Soak("mixed sizes through two processes", _service("big", PROCESSES), _mixed),
+    "processes": Soak(
+        "mixed sizes through two processes", _service("big", PROCESSES), _mixed, most_mib=16.0
+    ),
     "streams": Soak("streams", _service("soaked", STREAMS), _calling(STREAMS, _stream)),
     "sequences": Soak("sequences", _service("soaked", SEQUENCES), _calling(SEQUENCES, _sequence)),
     "repository": Soak("a repository with loads", _repository, _loading),
