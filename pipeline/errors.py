@@ -177,6 +177,10 @@ class OverloadedError(PipelineError):
         self.retry_after_s = retry_after_s
 
 
+class NoRoomError(OverloadedError):
+    """The data of a request has no room now in memory for other processes."""
+
+
 class QueueLimitError(OverloadedError):
     """A limit of an Op's queue kept the request from its workers: too many, or too long."""
 

@@ -20,6 +20,7 @@ from pipeline.engine.op.order import OrderFilter
 from pipeline.engine.ports import OpNode, Receiver, alone
 from pipeline.engine.request import Recipient, RequestState
 from pipeline.engine.run.payload import LOCAL, Absent, MemoryDomain
+from pipeline.engine.run.stage_errors import unsendable
 from pipeline.engine.sequences.filter import SequenceFilter, check_sequences
 from pipeline.engine.sequences.scheduler import SequenceScheduler
 from pipeline.engine.streams.delivery import StreamDelivery
@@ -304,7 +305,7 @@ class Executor:
             return
         generation = request.generation
         if self._is_shared and isinstance(answer, dict):
-            answer = _serialized_once(receivers, answer)
+            answer = _serialized_once(receivers, producer, answer)
         request.live += 1  # the first receiver may answer at once, and is not the only one
         for place, (reader, entered) in enumerate(receivers):
             if request.generation == generation:  # neither ended nor started again
@@ -330,7 +331,7 @@ class Executor:
         self.complete(request, next(filter(None, held), None) or GraphError(_WAITS_IN_VAIN))
 
 
-def _serialized_once(receivers: Sequence[Receiver], answer: dict[str, Any]) -> Any:
+def _serialized_once(receivers: Sequence[Receiver], producer: str, answer: dict[str, Any]) -> Any:
     """Return one Payload if all readers share a memory domain, so that large values are copied
     once.
     """
@@ -340,4 +341,4 @@ def _serialized_once(receivers: Sequence[Receiver], answer: dict[str, Any]) -> A
     try:
         return domain.serialize(answer)
     except PipelineError as error:
-        return error
+        return unsendable(error, producer)

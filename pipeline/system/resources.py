@@ -54,13 +54,15 @@ def most_open_files() -> int:
 def mappable_bytes() -> int:
     """Return the size of memory that each of many processes can map, in whole pages.
 
-    It is the machine's memory, or less if the address space is limited (`ulimit -v`).
+    It is the machine's memory, or less if the address space or the size of a file, which all of
+    them share, is limited (`ulimit -v`, `ulimit -f`).
     """
     page = mmap.PAGESIZE
     memory = os.sysconf("SC_PHYS_PAGES") * page
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        memory = min(memory, limit // _MAPS_OF_A_PROCESS)
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            memory = min(memory, limit // _MAPS_OF_A_PROCESS)
     return max(memory // page, 1) * page
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import ErrorCode, PipelineError, QueueLimitError, TooLateError
+from pipeline.errors import ErrorCode, NoRoomError, PipelineError, QueueLimitError, TooLateError
 
 if TYPE_CHECKING:
     from pipeline.engine.request import RequestState
@@ -49,6 +49,8 @@ def outcome_of(error: PipelineError) -> Outcome:
     """Return how a span or request ended that failed with `error` after it was admitted."""
     if isinstance(error, QueueLimitError):  # it reached no worker
         return Outcome.REJECTED if isinstance(error, TooLateError) else Outcome.OTHER
+    if isinstance(error, NoRoomError):
+        return Outcome.REJECTED
     return Outcome.PRODUCT if error.is_callers else Outcome.BACKEND
 
 

@@ -18,11 +18,14 @@ from pipeline.errors import (
     PipelineError,
     PredictorUnavailableError,
     ProductError,
+    TooLargeError,
     UserCodeError,
     coded_error,
     described,
     printable,
+    with_text,
 )
+from pipeline.op import EXECUTOR_NAME
 
 if TYPE_CHECKING:
     from pipeline.engine.run.bound_op import BoundOp
@@ -57,6 +60,18 @@ def stage_failure(error: BaseException, text: str) -> PipelineError:
     if isinstance(error, OverloadedError) and code == OverloadedError.code:
         return OverloadedError(text, _retry_after_s(error))
     return coded_error(code, text)
+
+
+def unsendable(error: PipelineError, maker: str) -> PipelineError:
+    """Return the error of data that cannot be sent to another process, with its Op.
+
+    An answer without room is a TooLargeError: its Op has run, and must not because of a repeat run
+    again. The request's own data has the maker EXECUTOR_NAME.
+    """
+    if maker == EXECUTOR_NAME:
+        return with_text(error, f"the request's data: {error}")
+    text = f"[{maker}] {error}"
+    return TooLargeError(text) if isinstance(error, OverloadedError) else with_text(error, text)
 
 
 def ids_of(items: Iterable[Any]) -> list[int]:

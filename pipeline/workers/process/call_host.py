@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from pipeline.data import ChannelData
-from pipeline.engine.model_calls import MetricUse, ModelChange, ModelHost, PeerCall
-from pipeline.engine.run.payload import opened
-from pipeline.errors import PipelineError, error_to_fields
+from pipeline.engine.model_calls import MetricUse, ModelChange, ModelHost, ModelPart, PeerCall
+from pipeline.errors import PipelineError, UserCodeError, described, error_to_fields
 from pipeline.workers.peer_calls import ModelCheck, PeerSink, changed, used
 from pipeline.workers.process.calls import AnswersMessage, CallsMessage, WireAnswer, WirePartLimit
 from pipeline.workers.process.wire import ErrorFields, Link, WireParts, framed
@@ -131,10 +130,19 @@ class CallHost:
             self._send(WireAnswer(number, error=_fields(part.error), value=part.value))
 
     async def _change(self, number: int, change: ModelChange, files: SerializedPayload) -> None:
-        payload = self._memory.payload(files, self._maker)
-        change = msgspec.structs.replace(change, files=opened(payload, False, bytes_as_views=True))
-        part = await changed(self._models, change)
-        self._send(WireAnswer(number, error=_fields(part.error), is_ready=part.is_ready))
+        self._send(await self._changed(number, change, files))  # with the blocks of the files
+
+    async def _changed(
+        self, number: int, change: ModelChange, files: SerializedPayload
+    ) -> WireAnswer:
+        try:
+            opened = self._memory.payload(files, self._maker).open(False, bytes_as_views=True)
+            part = await changed(self._models, msgspec.structs.replace(change, files=opened))
+        except PipelineError as error:
+            part = ModelPart(error=error)
+        except Exception as error:
+            part = ModelPart(error=UserCodeError(described(error)))
+        return WireAnswer(number, error=_fields(part.error), is_ready=part.is_ready)
 
     def answered(self, asked: _HostedCall, answer: ChannelData | None, is_final: bool) -> None:
         """Send an answer, or the last one; None: there is no other."""

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 from pipeline.engine.convoy import MemberOutcomes
 from pipeline.engine.op.channel import Item
 from pipeline.engine.run.hooks import asking
+from pipeline.engine.run.stage_errors import unsendable
 from pipeline.engine.sequences.feeds import feeds_sequences
 from pipeline.errors import (
-    OverloadedError,
     PayloadTypeError,
     PipelineError,
     error_from_fields,
@@ -45,8 +45,8 @@ def outcome_of(outcome: Any, maker: str, memory: PayloadMemory, arena: BlockRead
             is_final = isinstance(outcome, Answer)
             head = outcome.head if is_final else None
             return ItemOutcome(payload, None, to, is_final, head=head)
-        except (PayloadTypeError, OverloadedError) as error:
-            outcome = type(error)(f"[{maker}] {error}")
+        except PipelineError as error:
+            outcome = unsendable(error, maker)
     return ItemOutcome(error=ErrorFields(*error_to_fields(outcome), outcome.op))
 
 
@@ -118,8 +118,8 @@ class ItemCodec:
             return part.serialized
         try:
             payload = self._memory.serialize(part)
-        except (PayloadTypeError, OverloadedError) as error:
-            raise type(error)(f"[{maker}] {error}") from error
+        except PipelineError as error:
+            raise unsendable(error, maker) from error
         payloads.append(payload)
         return payload.serialized
 

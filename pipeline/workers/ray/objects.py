@@ -6,6 +6,7 @@ An object is a list of byte arrays. In a message, `Block.region` is the number o
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ class ActorMemory:
     """The actor's side: the objects of the running call and of its reply."""
 
     min_bytes: ClassVar[int] = MIN_BYTES
+    most_bytes: ClassVar[int] = sys.maxsize
 
     def __init__(self) -> None:
         self.objects: dict[int, Sequence[Bytes]] = {}
@@ -174,6 +176,7 @@ class RayMemory(MemoryDomain):
     """
 
     min_bytes: ClassVar[int] = MIN_BYTES
+    most_bytes: ClassVar[int] = sys.maxsize
 
     def __init__(self, api: RayApi, trusts_workers: bool = False) -> None:
         self._api = api

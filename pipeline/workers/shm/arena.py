@@ -22,6 +22,8 @@ MIN_BLOCK_BYTES = 16 * 1024
 # To touch a page for the first time costs more than to copy 4 KiB into it: so memory is returned in
 # bulk only, and not all of it.
 _MAX_KEPT_BYTES = 32 << 20
+# All other Python code waits meanwhile: 25 ms.
+_MAX_TRIMMED_BYTES = 64 << 20
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -76,10 +78,21 @@ class Arena:
         return Arena, (self.region_bytes, self.fd)
 
     def new_region(self) -> int:
-        """Return the number of an unused region, filled with zeros. For the parent."""
+        """Return the number of an unused region, filled with zeros. For the parent.
+
+        Raises:
+            InitError: the file cannot be that large.
+        """
         if self._unused:
             return self._unused.pop()
-        os.ftruncate(self.fd, (self._count + 1) * self.region_bytes)
+        size = (self._count + 1) * self.region_bytes
+        try:
+            os.ftruncate(self.fd, size)
+        except OSError as error:
+            raise InitError(
+                f"shared memory cannot have {size} bytes: {error}. Raise the limit of a file's "
+                "size (ulimit -f), or set a smaller dag.shared_memory_mib"
+            ) from error
         self._count += 1
         return self._count - 1
 
@@ -155,10 +168,12 @@ class RegionAllocator:
         region: its number.
         reserved: bytes at the beginning that are never allocated (the worker's status page).
         keep_bytes: at most this much memory stays after the last block for the next burst; at least
-            two pages. The rest, down to half of this, is returned to the system.
+            two pages. The rest, down to half of this, is returned to the system, 64 MiB with each
+            `free`.
 
     Attributes:
         min_bytes: shorter values stay in the message.
+        most_bytes: size of all blocks together, when it is empty.
     """
 
     min_bytes: ClassVar[int] = MIN_BLOCK_BYTES
@@ -175,6 +190,7 @@ class RegionAllocator:
         # Free ranges by address; between two of them there is always a block.
         self._starts = [_up(reserved, ALIGNMENT)]
         self._ends = [self._size]
+        self.most_bytes: int = self._size - self._starts[0]
         self._sizes: dict[int, int] = {}  # of blocks by their offsets
         self._touched = 0  # no page from here on has memory
 
@@ -222,9 +238,10 @@ class RegionAllocator:
             self._trim()
 
     def _trim(self) -> None:
-        """Return memory of the last free range to the system."""
-        kept = _up(self._starts[-1] + self._keep // 2, _PAGE)
-        self._mapped.madvise(mmap.MADV_REMOVE, kept, _up(self._touched, _PAGE) - kept)
+        """Return memory of the last free range to the system: so much that it is quick."""
+        end = _up(self._touched, _PAGE)
+        kept = max(_up(self._starts[-1] + self._keep // 2, _PAGE), end - _MAX_TRIMMED_BYTES)
+        self._mapped.madvise(mmap.MADV_REMOVE, kept, end - kept)
         self._touched = kept
 
 

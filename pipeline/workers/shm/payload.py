@@ -14,8 +14,14 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from pipeline.engine.run.payload import Payload
-from pipeline.errors import OverloadedError, PayloadTypeError
+from pipeline.engine.run.payload import ALIGNMENT, Payload
+from pipeline.errors import (
+    NoRoomError,
+    OverloadedError,
+    PayloadTypeError,
+    PipelineError,
+    TooLargeError,
+)
 from pipeline.workers.shm.arena import Block
 from pipeline.workers.shm.pickling import (
     NAMED_BY_TEXT,
@@ -69,10 +75,14 @@ class PayloadMemory(Protocol):
 
     Attributes:
         min_bytes: shorter values stay in the message.
+        most_bytes: size of all blocks together, when it is empty.
     """
 
     @property
     def min_bytes(self) -> int: ...
+
+    @property
+    def most_bytes(self) -> int: ...
 
     def alloc(self, size: int) -> Block | None: ...
 
@@ -99,40 +109,34 @@ def serialize(
 
     Raises:
         PayloadTypeError: a value cannot be pickled, not even by dill.
+        TooLargeError: it is larger than `memory`.
+        NoRoomError: `memory` has no room for it now.
         OverloadedError: there is no memory left. After any error, nothing is left in `memory`.
     """
     try:
-        serialized = _serialize(payload, memory, arena, memory.min_bytes, find)
-        if len(serialized.data) >= memory.min_bytes:
-            _put_pickle(serialized, memory, arena)
+        return _serialize(payload, memory, arena, memory.min_bytes, find)
+    except _FullError as error:
+        raise error.kind(str(error)) from error
     except MemoryError as error:
         raise OverloadedError(
             f"there is not enough memory to send {type(payload).__name__} to another process"
             f"{f': {error}' if error.args else ''}"
         ) from error
-    return serialized
 
 
-def _put_pickle(serialized: SerializedPayload, memory: PayloadMemory, arena: BlockReader) -> None:
-    """Put a large pickle into a block. Raises MemoryError."""
-    try:
-        block = _block_of(len(serialized.data), memory)
-    except BaseException:
-        for block in serialized.buffers:
-            memory.free(block)
-        raise
-    arena.read(block)[:] = serialized.data
-    serialized.buffers = [*serialized.buffers, block]
-    serialized.data = b""
+class _FullError(MemoryError):
+    """`needed` bytes of a payload have no room in memory that holds `most`."""
 
-
-def _block_of(size: int, memory: PayloadMemory) -> Block:
-    block = memory.alloc(size)
-    if block is None:
-        raise MemoryError(
-            f"{size} bytes have no room in shared memory: raise dag.shared_memory_mib"
+    def __init__(self, needed: int, most: int) -> None:
+        is_final = needed > most
+        self.kind: type[PipelineError] = TooLargeError if is_final else NoRoomError
+        has_no_room = (
+            "do not fit into shared memory" if is_final else "have no room now in shared memory"
         )
-    return block
+        super().__init__(
+            f"{needed} bytes {has_no_room}, which holds {most} bytes for each process: raise "
+            "dag.shared_memory_mib"
+        )
 
 
 def _serialize(
@@ -143,7 +147,8 @@ def _serialize(
         if arrays is not None:
             return SerializedPayload(b"", arrays=arrays)
         if type(payload) is dict and _is_plain(payload, threshold):
-            return SerializedPayload(pickle.dumps(payload, PROTOCOL))
+            data = pickle.dumps(payload, PROTOCOL)
+            return _Serializer(memory, arena, threshold).with_pickle(data)
         return _Serializer(memory, arena, threshold, find).serialize(payload)
     except MemoryError:
         raise
@@ -185,6 +190,7 @@ class _Serializer:
         self._memory = memory
         self._arena = arena
         self._threshold = threshold
+        self._taken = 0  # bytes of `memory`
         self._blocks_of_pickle: list[Block] = []
         self._blocks_out_of_band: list[Block] = []
         self._out_of_band: list[_OutOfBand] = []
@@ -201,7 +207,7 @@ class _Serializer:
 
     def _serialize(self, payload: Any) -> SerializedPayload:
         is_dict = type(payload) is dict
-        if (named := _named_arrays(payload)) is not None:
+        if (named := _named_arrays(payload, self._threshold)) is not None:
             arrays = [
                 (name, array.dtype.str, array.shape, self._data_of(array, "C"))
                 for name, array in named
@@ -209,9 +215,17 @@ class _Serializer:
             return SerializedPayload(b"", self._blocks_out_of_band, arrays=arrays)
         rest = self._without_large(payload if is_dict else {_ONLY_KEY: payload}, goes_deeper=True)
         if not self._out_of_band:
-            return SerializedPayload(self._pickle(payload), self._blocks_of_pickle)
+            return self.with_pickle(self._pickle(payload))
         data = self._pickle((rest, self._out_of_band, self._tuples, is_dict))
-        return SerializedPayload(data, self._blocks_of_pickle + self._blocks_out_of_band, True)
+        return self.with_pickle(data, is_out_of_band=True)
+
+    def with_pickle(self, data: bytes, is_out_of_band: bool = False) -> SerializedPayload:
+        """Return the wire form of a pickle, and of the blocks for it."""
+        buffers = self._blocks_of_pickle + self._blocks_out_of_band
+        if len(data) >= self._threshold:
+            self._room(len(data), buffers)[:] = data
+            data = b""
+        return SerializedPayload(data, buffers, is_out_of_band)
 
     def _pickle(self, content: Any) -> bytes:
         if self._is_rest_plain:
@@ -278,8 +292,8 @@ class _Serializer:
 
     def _take_view_out(self, holder: Any, key: Any, view: memoryview) -> None:
         """Let the bytes of a received body arrive as `bytes`, without a copy here."""
-        self._put_array(np.frombuffer(view, np.uint8), "C")
-        self._out_of_band.append((holder, key, "bytes", None, "", None))
+        data = self._data_of(np.frombuffer(view, np.uint8), "C")
+        self._out_of_band.append((holder, key, "bytes", None, "", data))
 
     def _take_text_out(self, holder: Any, key: Any, text: str | bytes | bytearray) -> None:
         raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -295,7 +309,10 @@ class _Serializer:
         return False
 
     def _room(self, size: int, blocks: list[Block]) -> memoryview:
-        block = _block_of(size, self._memory)
+        block = self._memory.alloc(size)
+        if block is None:
+            raise _FullError(self._taken + size, self._memory.most_bytes)
+        self._taken += size + -size % ALIGNMENT
         blocks.append(block)
         return self._arena.read(block)
 
@@ -532,7 +549,7 @@ _DTYPES = 256  # that are remembered; texts have many
 def plain_arrays(payload: Any, threshold: int) -> list[PlainArray] | None:
     """Return the arrays of a payload that is an array, or a dict of arrays.
 
-    None: it is something else, or one of them has `threshold` bytes or more.
+    None: it is something else, or names and arrays together have `threshold` bytes or more.
     """
     if type(payload) is np.ndarray:
         plain = _plain(None, payload, threshold)
@@ -540,11 +557,13 @@ def plain_arrays(payload: Any, threshold: int) -> list[PlainArray] | None:
     if type(payload) is not dict or not 0 < len(payload) <= _MOST:
         return None
     described = []
+    size = 0
     for name, array in payload.items():
         if type(array) is not np.ndarray or type(name) is not str:
             return None
         plain = _plain(name, array, threshold)
-        if plain is None:
+        size += len(name) + array.nbytes
+        if plain is None or size >= threshold:
             return None
         described.append(plain)
     return described
@@ -561,14 +580,23 @@ def _is_plain_array(array: np.ndarray[Any, Any]) -> bool:
     return dtype.char in NAMED_BY_TEXT and bool(dtype.itemsize) and array.flags.c_contiguous
 
 
-def _named_arrays(payload: Any) -> Collection[tuple[str | None, np.ndarray[Any, Any]]] | None:
-    """Return the arrays of such a payload, of any size; None: it is something else."""
+def _named_arrays(
+    payload: Any, threshold: int
+) -> Collection[tuple[str | None, np.ndarray[Any, Any]]] | None:
+    """Return the arrays of such a payload, of any size.
+
+    None: it is something else, or what stays in the message has `threshold` bytes or more.
+    """
     if type(payload) is np.ndarray:
         return [(None, payload)] if _is_plain_array(payload) else None
     if type(payload) is not dict or not 0 < len(payload) <= _MOST:
         return None
+    size = 0
     for name, array in payload.items():
         if type(array) is not np.ndarray or type(name) is not str or not _is_plain_array(array):
+            return None
+        size += len(name) + (array.nbytes if array.nbytes < threshold else 0)
+        if size >= threshold:
             return None
     return payload.items()
 

@@ -43,6 +43,7 @@ class ServerMemory(MemoryDomain):
         own = arena.new_region()
         self.own_region: int = own
         self._own = RegionAllocator(arena.view(own), own)
+        self.most_bytes: int = self._own.most_bytes
         self._released: deque[Block] = deque()
         self._freed: dict[int, list[Block]] = {}
         self._used: Counter[int] = Counter()

@@ -383,6 +383,12 @@ LOADS_LARGE = """
 file = open(os.path.join(os.path.dirname(__file__), "other.py"), "rb").read()
 config = open(os.path.join(os.path.dirname(__file__), "other.json")).read()
 pb.load_model("other", config, {"file:1/model.py": file + b"#" * 1_000_000})
+many = [pb.Tensor(f"x{i}", np.ones(4000, np.float32)) for i in range(30)]
+for inputs in [pb.Tensor("x" * 1_000_000, np.ones(1))], many:
+    request = pb.InferenceRequest(
+        model_name="other", inputs=inputs, requested_output_names=["OUTPUT0"]
+    )
+    assert request.exec().has_error()
 answer = asked("other", np.ones((1, 300_000), np.float32)).exec()
 found.append(told(str(answer.output_tensors()[0].as_numpy().shape)))
 """

@@ -952,7 +952,7 @@ async def test_an_answer_that_cannot_be_serialized_is_an_error_with_the_reason()
     config = {"dag": {"is_thread_op": False}}
     async with Engine(Tag("c", input_ops=[a, b]), config, serialize=serialize) as engine:
         response = await engine.ask(path="x")
-        assert (response.err_no, response.err_msg) == (7000, "not this one")
+        assert (response.err_no, response.err_msg) == (7000, "the request's data: not this one")
         assert engine.executor.inside == 0
 
 

@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.run.stage_errors import noted, stage_failure
-from pipeline.errors import ErrorCode, OverloadedError
+from pipeline.engine.run.stage_errors import noted, stage_failure, unsendable
+from pipeline.errors import (
+    ErrorCode,
+    NoRoomError,
+    OverloadedError,
+    PayloadTypeError,
+    PipelineError,
+    TooLargeError,
+)
+from pipeline.op import EXECUTOR_NAME
 
 
 class Odd(OverloadedError):
@@ -60,3 +68,20 @@ def test_an_overload_error_with_its_own_code_is_an_error_of_that_code():
 )
 def test_ids_of_requests_are_noted_without_gaps(ids: Any, log_id: Any, text: str):
     assert noted(ids, log_id) == text
+
+
+@pytest.mark.parametrize(
+    ("error", "maker", "kind", "text"),
+    [
+        (NoRoomError("full"), EXECUTOR_NAME, NoRoomError, "the request's data: full"),
+        (TooLargeError("full"), EXECUTOR_NAME, TooLargeError, "the request's data: full"),
+        (NoRoomError("full"), "op", TooLargeError, "[op] full"),
+        (OverloadedError("no memory"), "op", TooLargeError, "[op] no memory"),
+        (PayloadTypeError("a file"), "op", PayloadTypeError, "[op] a file"),
+    ],
+)
+def test_only_a_request_without_room_may_come_again(
+    error: PipelineError, maker: str, kind: type[PipelineError], text: str
+):
+    result = unsendable(error, maker)
+    assert (type(result), str(result)) == (kind, text)

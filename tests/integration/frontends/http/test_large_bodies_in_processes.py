@@ -116,9 +116,13 @@ class Caller:
         headers = {"Inference-Header-Content-Length": str(len(text))}
         return self.post("/v2/models/svc/infer", text + body, headers)
 
-    def post(self, path, body, headers):
-        self._connection.request("POST", path, body, headers)
+    def get(self, path):
+        return self.post(path, None, {}, "GET")
+
+    def post(self, path, body, headers, method="POST"):
+        self._connection.request(method, path, body, headers)
         response = self._connection.getresponse()
+        self.headers = response.headers
         length = int(response.headers.get("Inference-Header-Content-Length", 0))
         return response.status, response.read()[length:]
 
@@ -234,12 +238,52 @@ def test_a_body_without_room_in_shared_memory_is_refused(edge):
         caller = Caller(running)
         for _ in range(2):
             status, data = caller.ask(1, 3 * 2**20, ("sum", "x"))
-            assert status == 503
-            assert "raise dag.shared_memory_mib" in str(data)
+            assert status == 413
+            assert b"the request's data: " in data
+            assert b"raise dag.shared_memory_mib" in data
             status, data = caller.ask(1, 2**17, ("sum", "x"))
             assert status == 200, data
         caller.close()
         wait_until(lambda: used(running) == 0)
+
+
+def test_a_body_has_room_again_when_another_is_answered(tmp_path):
+    op = StoresInputs("keeps", [RequestOp()], concurrency=2)
+    op.gate = tmp_path / "gate"
+    op.gate.touch()
+    dag = {"is_thread_op": False, "shared_memory_mib": 1}
+    with server_for(op, dag=dag) as running, ThreadPoolExecutor() as pool:
+        first, second = Caller(running), Caller(running)
+        waits = pool.submit(first.ask, WAITS, 700_000)
+        wait_until(lambda: used(running) == 1)
+        status, data = second.ask(1, 500_000)
+        assert (status, second.headers["retry-after"]) == (503, "1")
+        assert b"the request's data: 500000 bytes have no room now" in data
+        op.gate.unlink()
+        assert waits.result()[0] == 200
+        wait_until(lambda: used(running) == 0)
+        assert second.ask(1, 500_000)[0] == 200
+        _, metrics = second.get("/metrics")
+        assert (
+            b'nv_inference_request_failure{model="svc",reason="REJECTED",version="1"} 1' in metrics
+        )
+        first.close()
+        second.close()
+
+
+class Grows(Op):
+    def preprocess(self, input_dicts, data_id, log_id):
+        return {"x": np.zeros(2**21, np.uint8)}, False, None, ""
+
+
+def test_an_answer_without_room_does_not_invite_a_repeat():
+    dag = {"is_thread_op": False, "shared_memory_mib": 1}
+    with server_for(Grows("grows", [RequestOp()]), dag=dag) as running:
+        caller = Caller(running)
+        status, data = caller.ask(1, 10, ())
+        assert (status, caller.headers["retry-after"]) == (413, None)
+        assert b"[grows] 2097152 bytes do not fit" in data
+        caller.close()
 
 
 def gateways():

@@ -350,16 +350,16 @@ async def test_waiting_jobs_precede_new_ones(pool, first, second):
 
 @played()
 async def test_more_than_the_socket_takes_is_sent_as_the_worker_reads(pool, child):
-    short = {str(key): np.zeros(1500) for key in range(12)}  # none of them goes to shared memory
-    runs = [run_of(number, **short) for number in range(20)]
+    short = np.zeros(1900)  # does not go to shared memory
+    runs = [run_of(number, x=short) for number in range(200)]
     for run in runs:
         pool.workers.submit([run])
     jobs = child.take()
-    assert len(jobs) < 20
+    assert len(jobs) < 200
     for _ in range(1000):
         await settle(2)
         jobs += child.take()
-    assert [job.items[0].data_id for job in jobs] == list(range(20))
+    assert [job.items[0].data_id for job in jobs] == list(range(200))
     child.answers(*jobs, payload="ok")
     await settle()
     assert pool.finished == runs
@@ -367,8 +367,7 @@ async def test_more_than_the_socket_takes_is_sent_as_the_worker_reads(pool, chil
 
 @played()
 async def test_a_worker_that_dies_with_unsent_frames_loses_no_job(pool, child):
-    short = {str(key): np.zeros(1500) for key in range(12)}
-    runs = [run_of(number, **short) for number in range(20)]
+    runs = [run_of(number, x=np.zeros(1900)) for number in range(200)]
     pool.workers.submit(runs)
     child.closes_its_socket()
     await settle()

@@ -17,7 +17,7 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.data import Tensor
 from pipeline.deadline import call_deadline
-from pipeline.errors import OverloadedError, PredictorUnavailableError, error_from_fields
+from pipeline.errors import PredictorUnavailableError, TooLargeError, error_from_fields
 from pipeline.op import WorkerSpec, configure_op
 from pipeline.workers.process.main import WorkerMain
 from pipeline.workers.process.pages import StatusPage
@@ -338,8 +338,8 @@ def test_an_answer_without_room_fails_alone():
             (result,), _ = home.results()
             opened += home.opened(result)
         assert (opened[0]["x"] == BIG).all()
-        assert isinstance(opened[-1], OverloadedError)
-        assert "[op]" in str(opened[-1])
+        assert isinstance(opened[-1], TooLargeError)  # final: the Op has run
+        assert "[op] " in str(opened[-1])
 
 
 def test_an_answer_that_no_pickle_takes_fails_alone():

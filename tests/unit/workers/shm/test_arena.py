@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import collections
 import contextlib
+import errno
 import mmap
 import os
-from resource import RLIM_INFINITY
+from resource import RLIM_INFINITY, RLIMIT_AS, RLIMIT_FSIZE
 
 import pytest
 from hypothesis import given, settings
@@ -204,6 +206,30 @@ def test_only_allocated_blocks_can_be_freed(memory):
     assert memory.used == 0
 
 
+def test_a_file_above_the_systems_limit_is_refused_with_advice(arena, monkeypatch):
+    def too_large(fd, size):
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", too_large)
+    with pytest.raises(InitError, match=r"File too large.*ulimit -f.*dag\.shared_memory_mib"):
+        arena.new_region()
+
+
+def test_memory_returns_to_the_system_in_slices():
+    arena = Arena(256 * MIB)
+    memory = RegionAllocator(arena.view(arena.new_region()), 0)
+    first, large = memory.alloc(100), memory.alloc(200 * MIB)
+    arena.read(large)[:] = bytes(200 * MIB)
+    memory.free(large)
+    sizes = [resident(arena) // MIB]
+    for _ in range(3):
+        memory.free(memory.alloc(100))
+        sizes.append(resident(arena) // MIB)
+    assert sizes == [136, 72, 16, 16]
+    memory.free(first)
+    arena.close()
+
+
 def test_memory_returns_to_the_system_after_a_burst():
     arena = Arena(64 * MIB)
     memory = RegionAllocator(arena.view(arena.new_region()), 0)
@@ -219,16 +245,19 @@ def test_memory_returns_to_the_system_after_a_burst():
 
 
 @pytest.mark.parametrize(
-    ("limit", "most_mib", "expected"),
+    ("limits", "most_mib", "expected"),
     [
-        (RLIM_INFINITY, 3, 3 * 2**20),
-        (RLIM_INFINITY, 2**20, 8 * 2**30),
-        (2**34, 65536, 2**30),  # `ulimit -v` of 16 GiB
-        (2**14, 1, mmap.PAGESIZE),
+        ({}, 3, 3 * 2**20),
+        ({}, 2**20, 8 * 2**30),
+        ({RLIMIT_AS: 2**34}, 65536, 2**30),  # `ulimit -v` of 16 GiB
+        ({RLIMIT_FSIZE: 2**34}, 65536, 2**30),  # `ulimit -f`
+        ({RLIMIT_AS: 2**34, RLIMIT_FSIZE: 2**30}, 65536, 2**26),
+        ({RLIMIT_AS: 2**14}, 1, mmap.PAGESIZE),
     ],
 )
-def test_a_region_is_no_larger_than_many_processes_can_map(monkeypatch, limit, most_mib, expected):
+def test_a_region_is_no_larger_than_many_processes_can_map(monkeypatch, limits, most_mib, expected):
     monkeypatch.setattr(resources.os, "sysconf", lambda name: 2**33 // mmap.PAGESIZE)
-    monkeypatch.setattr(resources.resource, "getrlimit", lambda kind: (limit, RLIM_INFINITY))
+    limits = collections.defaultdict(lambda: RLIM_INFINITY, limits)
+    monkeypatch.setattr(resources.resource, "getrlimit", lambda kind: (limits[kind], 0))
     with contextlib.closing(new_arena(most_mib)) as arena:
         assert arena.region_bytes == expected

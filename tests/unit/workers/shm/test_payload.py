@@ -20,7 +20,7 @@ from hypothesis.extra import numpy as hnp
 from same_payload import assert_same
 
 from pipeline.engine.run.payload import opened
-from pipeline.errors import OverloadedError, PayloadTypeError
+from pipeline.errors import NoRoomError, OverloadedError, PayloadTypeError, TooLargeError
 from pipeline.workers.shm.arena import MIN_BLOCK_BYTES, Arena, Block, RegionAllocator
 from pipeline.workers.shm.payload import (
     SerializedPayload,
@@ -40,6 +40,7 @@ class Shared:
         region = self.arena.new_region()
         self.region = RegionAllocator(self.arena.view(region), region)
         self.min_bytes = MIN_BLOCK_BYTES
+        self.most_bytes = self.region.most_bytes
         self.refuses: Iterator[bool] = iter(())
 
     def alloc(self, size: int) -> Block | None:
@@ -226,8 +227,50 @@ def test_a_payload_without_room_is_refused_and_leaves_no_memory(shared, room):
     shared.refuses = iter([False] * room + [True])
     payload = {"a": np.arange(LARGE), "b": b"x" * LARGE, "c": "x" * LARGE, "d": [[np.ones(LARGE)]]}
     payload["e"] = list(range(LARGE))
-    with pytest.raises(OverloadedError, match=r"send dict.*\d+ bytes have no room.*shared_memory"):
+    with pytest.raises(NoRoomError, match=r"\d+ bytes have no room now .*dag\.shared_memory_mib"):
         shared.serialize(payload)
+    assert shared.region.used == 0
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"x": np.zeros(2**22 - 4095, np.uint8)},
+        {"x": np.zeros(2**21), "y": b"y" * 2**21},
+        {f"x{i}": np.zeros(2**18 - 4000, np.uint8) for i in range(17)},
+        [list(range(10**6, 2 * 10**6))],
+    ],
+    ids=["array", "two", "many", "pickle"],
+)
+def test_a_payload_that_never_has_room_is_refused_for_good(shared, payload):
+    with pytest.raises(TooLargeError, match=r"\d+ bytes do not fit.*dag\.shared_memory_mib"):
+        shared.serialize(payload)
+    assert shared.region.used == 0
+    largest = np.zeros(shared.most_bytes, np.uint8)
+    shared.give_back(shared.serialize({"x": largest}))
+
+
+def test_a_short_view_stays_in_the_message(shared):
+    shared.refuses = iter([True])
+    payload = {"x": memoryview(b"abc"), "y": (memoryview(b""), 1)}
+    result = deserialize(over_the_wire(shared.serialize(payload)), shared.arena)
+    assert result == {"x": b"abc", "y": (b"", 1)}
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"x" * 2**20: np.ones(2)},
+        {f"x{i}": np.ones(2000) for i in range(30)},
+        {"x" * 2**14: np.ones(2**14), "y": np.ones(2)},
+    ],
+    ids=["name", "many", "name of large"],
+)
+def test_names_and_short_arrays_are_not_large_together_in_a_message(shared, payload):
+    serialized = over_the_wire(shared.serialize(payload))
+    assert len(msgspec.msgpack.encode(serialized)) < MIN_BLOCK_BYTES
+    assert_same(payload, deserialize(serialized, shared.arena))
+    shared.give_back(serialized)
     assert shared.region.used == 0
 
 

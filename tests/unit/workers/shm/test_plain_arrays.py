@@ -43,6 +43,8 @@ def test_small_arrays_arrive_unchanged(payload):
         {"x": np.ones(2), "y": [1]},
         {1: np.ones(2)},
         {"x": np.ones(MIN_BLOCK_BYTES // 8)},
+        {"x" * MIN_BLOCK_BYTES: np.ones(2)},
+        {"x": np.ones(MIN_BLOCK_BYTES // 16), "y": np.ones(MIN_BLOCK_BYTES // 16)},
         {"x": np.array([None])},
         {"x": np.zeros(1, [("a", "i4")])},
         {"x": np.ones((2, 3)).T},
