@@ -65,8 +65,10 @@ def stage_failure(error: BaseException, text: str) -> PipelineError:
 def unsendable(error: PipelineError, maker: str) -> PipelineError:
     """Return the error of data that cannot be sent to another process, with its Op.
 
-    An answer without room is a TooLargeError: its Op has run, and must not because of a repeat run
-    again. The request's own data has the maker EXECUTOR_NAME.
+    An Op's answer without room is a TooLargeError, which nobody repeats: the Op has run already.
+
+    Args:
+        maker: the Op; EXECUTOR_NAME for the request's own data.
     """
     if maker == EXECUTOR_NAME:
         return with_text(error, f"the request's data: {error}")

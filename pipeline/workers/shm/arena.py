@@ -22,7 +22,7 @@ MIN_BLOCK_BYTES = 16 * 1024
 # To touch a page for the first time costs more than to copy 4 KiB into it: so memory is returned in
 # bulk only, and not all of it.
 _MAX_KEPT_BYTES = 32 << 20
-# All other Python code waits meanwhile: 25 ms.
+# All other Python code waits meanwhile: 30 ms.
 _MAX_TRIMMED_BYTES = 64 << 20
 
 
