@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from pipeline.engine.graph import Graph, build_graph
+from pipeline.engine.models import OutputChecks
 from pipeline.errors import ConfigError
 from pipeline.op import Op, RequestOp, ResponseOp
 from pipeline.predictors.base import (
@@ -80,7 +81,7 @@ class OnnxRuntimeBackend(Backend):
     """ONNX models; the file completes what a configuration does not say about tensors."""
 
     workers = "thread"
-    output_checks = frozenset({"type"})
+    output_checks: OutputChecks = frozenset({"type"})
 
     async def complete(self, source: ModelSource) -> ModelConfig:
         """Return the configuration with the inputs and outputs of the file."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine.graph import Graph, build_graph
+from pipeline.engine.models import OutputChecks
 from pipeline.errors import ConfigError, InitError
 from pipeline.op import ResponseOp
 from pipeline.proto.inference_v2_pb2 import ModelConfig
@@ -52,7 +53,7 @@ class PythonBackend(Backend):
             model has its own.
     """
 
-    output_checks = frozenset()
+    output_checks: OutputChecks = frozenset()
 
     def __init__(self, code: Path | None = None) -> None:
         self._code = code
