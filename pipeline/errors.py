@@ -262,6 +262,13 @@ class TooLargeError(PackageError):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class AnswerTooLargeError(TooLargeError):
+    """An Op's answer has no room in memory for other processes. The Op has run: no repeat."""
+
+    http_status = 500
+    grpc_status = "INTERNAL"
+
+
 class PredictorError(PipelineError):
     """A predictor failed. `retryable`: the same call may succeed later."""
 

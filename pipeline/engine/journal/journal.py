@@ -47,10 +47,8 @@ BY_CALLERS = (Outcome.CANCELED, Outcome.PRODUCT)
 
 def outcome_of(error: PipelineError) -> Outcome:
     """Return how a span or request ended that failed with `error` after it was admitted."""
-    if isinstance(error, QueueLimitError):  # it reached no worker
+    if isinstance(error, QueueLimitError | NoRoomError):  # it reached no worker
         return Outcome.REJECTED if isinstance(error, TooLateError) else Outcome.OTHER
-    if isinstance(error, NoRoomError):
-        return Outcome.REJECTED
     return Outcome.PRODUCT if error.is_callers else Outcome.BACKEND
 
 

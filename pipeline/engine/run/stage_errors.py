@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.engine.product_errors import code_of, product_error
 from pipeline.engine.run.collate import LOD
 from pipeline.errors import (
+    AnswerTooLargeError,
     FeedError,
     FieldsError,
     InputError,
@@ -65,7 +66,7 @@ def stage_failure(error: BaseException, text: str) -> PipelineError:
 def unsendable(error: PipelineError, maker: str) -> PipelineError:
     """Return the error of data that cannot be sent to another process, with its Op.
 
-    An Op's answer without room is a TooLargeError, which nobody repeats: the Op has run already.
+    An Op's answer without room is an AnswerTooLargeError: nobody repeats what has run already.
 
     Args:
         maker: the Op; EXECUTOR_NAME for the request's own data.
@@ -73,7 +74,9 @@ def unsendable(error: PipelineError, maker: str) -> PipelineError:
     if maker == EXECUTOR_NAME:
         return with_text(error, f"the request's data: {error}")
     text = f"[{maker}] {error}"
-    return TooLargeError(text) if isinstance(error, OverloadedError) else with_text(error, text)
+    if isinstance(error, OverloadedError | TooLargeError):
+        return AnswerTooLargeError(text)
+    return with_text(error, text)
 
 
 def ids_of(items: Iterable[Any]) -> list[int]:

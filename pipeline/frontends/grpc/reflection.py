@@ -8,7 +8,9 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf import text_format
 from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import Default, DescriptorPool
 from grpc_reflection.v1alpha import reflection
 from grpc_reflection.v1alpha import reflection_pb2 as pb
@@ -31,12 +33,17 @@ def add_reflection(server: grpc.aio.Server, services: Iterable[str]) -> None:
 
 
 class _Descriptors:
-    """The descriptors of the process, and the v2 service, which is not among them."""
+    """The descriptors of the process, and those of the v2 service and of reflection's v1."""
 
     def __init__(self) -> None:
-        self._v2 = DescriptorPool()
-        self._v2.AddSerializedFile(inference_v2_pb2.DESCRIPTOR.serialized_pb)
-        self._v2.AddSerializedFile(service_file().SerializeToString())
+        self._more = DescriptorPool()
+        self._more.AddSerializedFile(inference_v2_pb2.DESCRIPTOR.serialized_pb)
+        self._more.AddSerializedFile(service_file().SerializeToString())
+        alpha = FileDescriptorProto()
+        pb.DESCRIPTOR.CopyToProto(alpha)
+        text = text_format.MessageToString(alpha).replace("v1alpha", "v1")
+        v1 = text_format.Parse(text, FileDescriptorProto())
+        self._more.AddSerializedFile(v1.SerializeToString())
 
     def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
         """Return the file of a symbol. Raises KeyError.
@@ -44,7 +51,7 @@ class _Descriptors:
         A method is in the file of its service: protobuf's pools do not find methods by name.
         """
         service, _, method = symbol.rpartition(".")
-        for pool in (self._v2, Default()):
+        for pool in (self._more, Default()):
             with contextlib.suppress(KeyError):
                 return pool.FindFileContainingSymbol(symbol)
             with contextlib.suppress(KeyError):
@@ -56,7 +63,7 @@ class _Descriptors:
     def FindFileByName(self, name: str) -> FileDescriptor:
         """Return a file. Raises KeyError."""
         try:
-            return self._v2.FindFileByName(name)
+            return self._more.FindFileByName(name)
         except KeyError:
             return Default().FindFileByName(name)
 

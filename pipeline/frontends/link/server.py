@@ -134,7 +134,7 @@ class LinkFrontend:
             return None
         try:
             shared = GatewayMemory(self._memory)
-        except (OSError, ValueError):
+        except (OSError, ValueError, InitError):
             return None
         self._shared.add(shared)
         return shared

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, cast
 
@@ -148,9 +148,10 @@ class Choice:
             delta["text"] = text
         return delta
 
-    def kinds_of(self, payload: Payload) -> set[str]:
+    def kinds_of(self, payload: Payload) -> Set[str]:
         """Return which texts an answer or a part has, and whether it has tool calls."""
-        return {"text" if name == self._key else name for name in payload}.intersection(_CONTENT)
+        names = ("text" if name == self._key else name for name, value in payload.items() if value)
+        return _CONTENT.intersection(names)
 
     def rest(self) -> Delta:
         """Return what was held back, at the end of the answer."""

@@ -84,7 +84,7 @@ class Output:
 
     def grows_by(self, kinds: Set[str]) -> bool:
         """Return whether content of these kinds only makes the last item longer."""
-        return bool(self.items) and kinds == {self.items[-1].kind}
+        return not kinds or (bool(self.items) and kinds == {self.items[-1].kind})
 
     def end(self) -> Iterator[ItemChange]:
         """End all items."""

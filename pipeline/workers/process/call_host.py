@@ -13,7 +13,8 @@ import msgspec
 
 from pipeline.data import ChannelData
 from pipeline.engine.model_calls import MetricUse, ModelChange, ModelHost, ModelPart, PeerCall
-from pipeline.errors import PipelineError, UserCodeError, described, error_to_fields
+from pipeline.engine.run.stage_errors import unsendable
+from pipeline.errors import PipelineError, UserCodeError, described, error_to_fields, with_text
 from pipeline.workers.peer_calls import ModelCheck, PeerSink, changed, used
 from pipeline.workers.process.calls import AnswersMessage, CallsMessage, WireAnswer, WirePartLimit
 from pipeline.workers.process.wire import ErrorFields, Link, WireParts, framed
@@ -118,9 +119,10 @@ class CallHost:
         asked = self._asked[number] = _HostedCall(self, number, call.takes_parts)
         try:
             arrays: dict[str, Any] = payload.open(copy=False)
-        except PipelineError as error:
+        except Exception as error:
             asked.sink.is_over = True
-            self.answered(asked, ChannelData(0, error=error), is_final=True)
+            failure = error if isinstance(error, PipelineError) else UserCodeError(described(error))
+            self.answered(asked, ChannelData(0, error=failure), is_final=True)
         else:
             asked.sink.begin(self._models, call, arrays)
 
@@ -139,7 +141,7 @@ class CallHost:
             opened = self._memory.payload(files, self._maker).open(False, bytes_as_views=True)
             part = await changed(self._models, msgspec.structs.replace(change, files=opened))
         except PipelineError as error:
-            part = ModelPart(error=error)
+            part = ModelPart(error=with_text(error, str(error)))  # whose traceback holds the files
         except Exception as error:
             part = ModelPart(error=UserCodeError(described(error)))
         return WireAnswer(number, error=_fields(part.error), is_ready=part.is_ready)
@@ -155,7 +157,7 @@ class CallHost:
             try:
                 payload = self._memory.serialize(answer.payload)
             except PipelineError as failure:
-                error = failure
+                error = unsendable(failure, self._maker)
             else:
                 outputs = payload.serialized
                 if not is_final or outputs.buffers:

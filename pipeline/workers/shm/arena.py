@@ -167,9 +167,8 @@ class RegionAllocator:
         view: all of the region, from `Arena.view`.
         region: its number.
         reserved: bytes at the beginning that are never allocated (the worker's status page).
-        keep_bytes: at most this much memory stays after the last block for the next burst; at least
-            two pages. The rest, down to half of this, is returned to the system, 64 MiB with each
-            `free`.
+        keep_bytes: memory that may stay after the last block for the next burst; at least two
+            pages. Each `free` returns up to 64 MiB of more to the system, down to half of this.
 
     Attributes:
         min_bytes: shorter values stay in the message.

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.engine.run.stage_errors import noted, stage_failure, unsendable
 from pipeline.errors import (
+    AnswerTooLargeError,
     ErrorCode,
     NoRoomError,
     OverloadedError,
@@ -75,8 +76,9 @@ def test_ids_of_requests_are_noted_without_gaps(ids: Any, log_id: Any, text: str
     [
         (NoRoomError("full"), EXECUTOR_NAME, NoRoomError, "the request's data: full"),
         (TooLargeError("full"), EXECUTOR_NAME, TooLargeError, "the request's data: full"),
-        (NoRoomError("full"), "op", TooLargeError, "[op] full"),
-        (OverloadedError("no memory"), "op", TooLargeError, "[op] no memory"),
+        (NoRoomError("full"), "op", AnswerTooLargeError, "[op] full"),
+        (TooLargeError("full"), "op", AnswerTooLargeError, "[op] full"),
+        (OverloadedError("no memory"), "op", AnswerTooLargeError, "[op] no memory"),
         (PayloadTypeError("a file"), "op", PayloadTypeError, "[op] a file"),
     ],
 )

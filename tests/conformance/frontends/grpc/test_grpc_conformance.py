@@ -317,6 +317,8 @@ def test_reflection_has_the_same_messages_in_both_versions(channel):
         "grpc.health.v1.Health.Check",
         V2,
         f"{V2}.ModelStreamInfer",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection.ServerReflectionInfo",
     ],
 )
 def test_reflection_describes_known_symbols(channel, name):

@@ -146,7 +146,9 @@ def test_a_response_is_short_until_its_text_is_long():
     assert not writer.is_short
     assert writer.is_short_part(choice, {"written": "b"}), "it repeats nothing"
     assert writer.is_short_part(choice, {"written": "b", "completion_tokens": 2})
-    for begins in ({"refusal": "no"}, {"written": "b", "tool_calls": []}, {}):
+    assert writer.is_short_part(choice, {"written": "b", "tool_calls": [], "refusal": None})
+    assert writer.is_short_part(choice, {"completion_tokens": 3})
+    for begins in ({"refusal": "no"}, {"written": "b", "tool_calls": [{}]}):
         assert not writer.is_short_part(choice, begins)
     writer = ResponseWriter(KeptResponses(0), "m", Questions([], is_large=True))
     assert (writer.is_short, writer.is_short_part(choice, {"refusal": "no"})) == (False, True)

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from pipeline.engine.model_calls import ModelChange
+from pipeline.engine.model_calls import ModelChange, PeerCall
 from pipeline.errors import ConfigError, ErrorCode
 from pipeline.workers.process.call_host import CallHost
 from pipeline.workers.process.calls import AnswersMessage, CallsMessage, WireCall
@@ -39,8 +39,8 @@ class Models:
         return True
 
 
-def changed(models, files=None):
-    """Return the answer to a change with these files, and their blocks."""
+def changed(models, files=None, call=None):
+    """Return the answer to a change with these files, or to a call, and their blocks."""
 
     async def change():
         loop = asyncio.get_running_loop()
@@ -48,11 +48,12 @@ def changed(models, files=None):
         host = CallHost(models, memory, loop, "maker", lambda parts: None)
         region = RegionAllocator(memory.arena.view(host.region), host.region)
         sent = files or serialize(FILES, region, memory.arena)
-        call = WireCall(1, feeds=sent, change=ModelChange("other", "load"))
+        change = None if call else ModelChange("other", "load")
+        asked = WireCall(1, feeds=sent, call=call, change=change)
         sock = host.theirs.dup()
         try:
             sock.setblocking(False)
-            await loop.sock_sendall(sock, framed(CallsMessage([call])))
+            await loop.sock_sendall(sock, framed(CallsMessage([asked])))
             unframer = Unframer()
             while not (bodies := unframer.feed(await loop.sock_recv(sock, 2**16))):
                 pass
@@ -82,10 +83,11 @@ def test_files_that_cannot_be_opened_are_answered_by_the_error():
     assert models.sizes == []
 
 
-def test_a_change_without_memory_to_open_it_is_answered(monkeypatch):
+@pytest.mark.parametrize("call", [None, PeerCall("other")])
+def test_a_change_or_call_without_memory_to_open_it_is_answered(monkeypatch, call):
     def opening(payload, *args, **options):
         raise MemoryError("no memory")
 
     monkeypatch.setattr(SharedPayload, "open", opening)
-    message, _ = changed(Models())
+    message, _ = changed(Models(), call=call)
     assert "MemoryError" in message.answers[0].error.text
