@@ -226,7 +226,7 @@ def test_workers_that_cannot_be_prepared_are_an_error_with_the_reason(monkeypatc
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no arena today")
 
-    monkeypatch.setattr("pipeline.workers.process.kind.Arena", refuse)  # the copies inherit it
+    monkeypatch.setattr("pipeline.workers.process.kind.new_arena", refuse)  # the copies inherit it
     server = server_for(process_id_op(), op={"who": {"workers": "process"}}, **TWO)
     with pytest.raises(InitError, match=r"(?s)Traceback.*no arena today"):
         server.start()
