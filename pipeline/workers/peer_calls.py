@@ -82,8 +82,13 @@ def refused(model: str, error: Exception) -> PipelineError:
     """Return the error of a call that could not begin, with Triton's text."""
     if not isinstance(error, PipelineError):
         _LOGGER.error("model '%s' could not be called", model, exc_info=error)
-        error = UserCodeError(described(error))
+    error = failure_of(error)
     return with_text(error, f"Model {model} - Error when running inference: {error}")
+
+
+def failure_of(error: Exception) -> PipelineError:
+    """Return an exception as the error of a call."""
+    return error if isinstance(error, PipelineError) else UserCodeError(described(error))
 
 
 def begin_check(work: Callable[[], None]) -> None:
@@ -98,7 +103,7 @@ async def changed(models: ModelHost, change: ModelChange) -> ModelPart:
         return ModelPart(error=error)
     except Exception as error:
         _LOGGER.exception("model '%s' could not be changed", change.model)
-        return ModelPart(error=UserCodeError(described(error)))
+        return ModelPart(error=failure_of(error))
 
 
 def used(metrics: MetricHolder, use: MetricUse) -> ModelPart:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,38 +33,41 @@ def add_reflection(server: grpc.aio.Server, services: Iterable[str]) -> None:
         add_methods(server, name, {"ServerReflectionInfo": method})
 
 
-class _Descriptors:
-    """The descriptors of the process, and those of the v2 service and of reflection's v1."""
+@functools.cache
+def _more() -> DescriptorPool:
+    """Return the descriptors of the v2 service and of reflection's v1; few servers need them."""
+    pool = DescriptorPool()
+    pool.AddSerializedFile(inference_v2_pb2.DESCRIPTOR.serialized_pb)
+    pool.AddSerializedFile(service_file().SerializeToString())
+    alpha = FileDescriptorProto()
+    pb.DESCRIPTOR.CopyToProto(alpha)
+    text = text_format.MessageToString(alpha).replace("v1alpha", "v1")
+    pool.AddSerializedFile(text_format.Parse(text, FileDescriptorProto()).SerializeToString())
+    return pool
 
-    def __init__(self) -> None:
-        self._more = DescriptorPool()
-        self._more.AddSerializedFile(inference_v2_pb2.DESCRIPTOR.serialized_pb)
-        self._more.AddSerializedFile(service_file().SerializeToString())
-        alpha = FileDescriptorProto()
-        pb.DESCRIPTOR.CopyToProto(alpha)
-        text = text_format.MessageToString(alpha).replace("v1alpha", "v1")
-        v1 = text_format.Parse(text, FileDescriptorProto())
-        self._more.AddSerializedFile(v1.SerializeToString())
+
+class _Descriptors:
+    """The descriptors of the process, and `_more` that are not among them."""
 
     def FindFileContainingSymbol(self, symbol: str) -> FileDescriptor:
         """Return the file of a symbol. Raises KeyError.
 
         A method is in the file of its service: protobuf's pools do not find methods by name.
         """
-        service, _, method = symbol.rpartition(".")
-        for pool in (self._more, Default()):
+        name, _, method = symbol.rpartition(".")
+        for pool in (_more(), Default()):
             with contextlib.suppress(KeyError):
                 return pool.FindFileContainingSymbol(symbol)
             with contextlib.suppress(KeyError):
-                return (
-                    pool.FindServiceByName(service).methods_by_name[method].containing_service.file
-                )
+                service = pool.FindServiceByName(name)
+                if method in service.methods_by_name:
+                    return service.file
         raise KeyError(symbol)
 
     def FindFileByName(self, name: str) -> FileDescriptor:
         """Return a file. Raises KeyError."""
         try:
-            return self._more.FindFileByName(name)
+            return _more().FindFileByName(name)
         except KeyError:
             return Default().FindFileByName(name)
 

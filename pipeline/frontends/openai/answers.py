@@ -150,7 +150,11 @@ class Choice:
 
     def kinds_of(self, payload: Payload) -> Set[str]:
         """Return which texts an answer or a part has, and whether it has tool calls."""
-        names = ("text" if name == self._key else name for name, value in payload.items() if value)
+        names = (
+            "text" if name == self._key else name
+            for name, value in payload.items()
+            if isinstance(value, np.ndarray) or value
+        )
         return _CONTENT.intersection(names)
 
     def rest(self) -> Delta:

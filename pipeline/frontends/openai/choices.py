@@ -9,6 +9,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
 
+from pipeline.data import ChannelData
 from pipeline.engine.request import RequestTarget
 from pipeline.engine.streams.combine import PartCounter, StreamLimits
 from pipeline.errors import PipelineError, TooLargeError
@@ -291,7 +292,7 @@ class ChoiceStream:
             delta = choice.take(payload_of(answer, reader.failure))
             return self._writer.part(choice, delta) if delta else b""
 
-        payload = getattr(answer, "payload", None)
+        payload = answer.payload if isinstance(answer, ChannelData) else None
         is_short = is_short_answer(answer) and self._is_short_part(choice, payload)
         events = await self._call.made(event, is_short)
         self._is_begun = self._is_begun or bool(events)

@@ -14,8 +14,8 @@ import msgspec
 from pipeline.data import ChannelData
 from pipeline.engine.model_calls import MetricUse, ModelChange, ModelHost, ModelPart, PeerCall
 from pipeline.engine.run.stage_errors import unsendable
-from pipeline.errors import PipelineError, UserCodeError, described, error_to_fields, with_text
-from pipeline.workers.peer_calls import ModelCheck, PeerSink, changed, used
+from pipeline.errors import PipelineError, error_to_fields, with_text
+from pipeline.workers.peer_calls import ModelCheck, PeerSink, changed, failure_of, used
 from pipeline.workers.process.calls import AnswersMessage, CallsMessage, WireAnswer, WirePartLimit
 from pipeline.workers.process.wire import ErrorFields, Link, WireParts, framed
 from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
@@ -121,8 +121,7 @@ class CallHost:
             arrays: dict[str, Any] = payload.open(copy=False)
         except Exception as error:
             asked.sink.is_over = True
-            failure = error if isinstance(error, PipelineError) else UserCodeError(described(error))
-            self.answered(asked, ChannelData(0, error=failure), is_final=True)
+            self.answered(asked, ChannelData(0, error=failure_of(error)), is_final=True)
         else:
             asked.sink.begin(self._models, call, arrays)
 
@@ -140,10 +139,9 @@ class CallHost:
         try:
             opened = self._memory.payload(files, self._maker).open(False, bytes_as_views=True)
             part = await changed(self._models, msgspec.structs.replace(change, files=opened))
-        except PipelineError as error:
-            part = ModelPart(error=with_text(error, str(error)))  # whose traceback holds the files
         except Exception as error:
-            part = ModelPart(error=UserCodeError(described(error)))
+            failure = failure_of(error)
+            part = ModelPart(error=with_text(failure, str(failure)))  # its traceback has the files
         return WireAnswer(number, error=_fields(part.error), is_ready=part.is_ready)
 
     def answered(self, asked: _HostedCall, answer: ChannelData | None, is_final: bool) -> None:

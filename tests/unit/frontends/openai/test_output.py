@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from pipeline.errors import PayloadTypeError
@@ -148,6 +149,8 @@ def test_a_response_is_short_until_its_text_is_long():
     assert writer.is_short_part(choice, {"written": "b", "completion_tokens": 2})
     assert writer.is_short_part(choice, {"written": "b", "tool_calls": [], "refusal": None})
     assert writer.is_short_part(choice, {"completion_tokens": 3})
+    of_arrays = {"written": np.array(["b", "c"]), "logits": np.zeros(2)}
+    assert writer.is_short_part(choice, of_arrays), "an array has no truth"
     for begins in ({"refusal": "no"}, {"written": "b", "tool_calls": [{}]}):
         assert not writer.is_short_part(choice, begins)
     writer = ResponseWriter(KeptResponses(0), "m", Questions([], is_large=True))
