@@ -75,6 +75,8 @@ from pipeline.system.startup_log import log_slow_starts
 
 _LOGGER = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 5.0
+_SLICES_TIMEOUT_S = 2.0  # the Op of a longer slice hangs, or is slow
+_LOOK_S = 0.002
 
 
 def join_trips(
@@ -275,11 +277,22 @@ class Engine:
             except TimeoutError:
                 self.answer_all_closed()
         nodes = self.executor.nodes.values()
+        await self._wait_for_slices()
         self.executor.trips.close()
         for node in nodes:
             node.close()
         pools = [*(node.workers for node in nodes), self._unpacker.workers, self._packer.workers]
         return sum(await asyncio.gather(*(pool.stop(_JOIN_TIMEOUT_S) for pool in pools)))
+
+    async def _wait_for_slices(self) -> None:
+        """Wait until workers have closed the generators that nobody waits for; not for long."""
+        streaming = [node for node in self.executor.nodes.values() if node.streams]
+        ends = self._loop.time() + _SLICES_TIMEOUT_S
+        while self._loop.time() < ends:
+            streaming = [node for node in streaming if node.is_awaited()]
+            if not streaming:
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def answer_all_closed(self) -> None:
         """Answer all requests at once; this ends the grace period of a running `stop`."""

@@ -163,6 +163,44 @@ async def test_a_server_that_stops_answers_open_streams_and_closes_their_generat
 
 
 @on_loop
+async def test_a_server_that_stops_closes_a_generator_whose_slice_ends_meanwhile():
+    closed = []
+    reported, may_report = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    class Endless(Op):
+        def process(self, feed_batch, log_id):
+            try:
+                while True:
+                    yield {"text": "a"}
+            finally:
+                closed.append(1)
+
+    class EndsLater(PartsSink):
+        def end(self, answer):
+            super().end(answer)
+            loop.call_soon(loop.call_soon, loop.call_soon, may_report.set)  # the stop goes on
+
+    async with serving(Endless("endless", RequestOp())) as streams:
+        pool = streams.node("endless").workers.pool
+        post = pool.post
+
+        def post_late(callback, worker, job):
+            if callback == pool.on_done_idle and not may_report.is_set():
+                loop.call_soon_threadsafe(reported.set)
+                assert may_report.wait(PATIENCE_S)
+            post(callback, worker, job)
+
+        pool.post = post_late
+        sink = streams.begin(EndsLater(False))
+        await reported.wait()
+        (run,) = [flow.run for flow in streams.node("endless")._runs.values()]
+    assert sink.last.err_no == ErrorCode.CLOSED_ERROR
+    assert closed == [1]
+    assert run.is_finished  # the garbage collector has not closed it
+
+
+@on_loop
 async def test_a_generator_that_cannot_be_closed_does_not_affect_others():
     class Stubborn(Op):
         def process(self, feed_batch, log_id):
