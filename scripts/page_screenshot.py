@@ -46,7 +46,7 @@ class FakeOp(Op):
         time.sleep(max(0.0, random.gauss(1.0, 0.2)) * WORK_MS[self.name] / 1000)
         if self.name == "combine" and random.random() < 0.001:
             raise ValueError("2 scores for 3 weights")
-        return feed_batch
+        return feed_batch[0]
 
 
 class CombineOp(FakeOp):
