@@ -176,17 +176,19 @@ class MakerDouble:
 
 PYTHON = """
 backend: "python"
-max_batch_size: 8
+max_batch_size: %d
 input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
 %s
 """
 
 
-def add_python(repository: Path, name: str, code: str, config: str | None = "") -> Path:
+def add_python(
+    repository: Path, name: str, code: str, config: str | None = "", most: int = 8
+) -> Path:
     """A model of Python code; without `config` it has no configuration of its own."""
     folder = _folder(repository, name, (1,))
     (folder / "1" / "model.py").write_text(code)
     if config is not None:
-        (folder / "config.pbtxt").write_text(PYTHON % config)
+        (folder / "config.pbtxt").write_text(PYTHON % (most, config))
     return folder

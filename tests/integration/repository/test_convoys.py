@@ -70,8 +70,9 @@ def serving(repository):
             thread.run(service.stop())
 
 
-def bytes_of(model, values, request_id=""):
-    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, len(values)], "data": values}
+def bytes_of(model, values, request_id="", has_rows=True):
+    shape = [1, len(values)] if has_rows else [len(values)]
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": shape, "data": values}
     said = {"id": request_id} if request_id else {}
     body = json.dumps({**said, "inputs": [tensor]}).encode()
     head = (
@@ -95,8 +96,9 @@ def reply_on(connection):
 class Callers:
     """Connections to a server, on which requests are sent while its loop is held."""
 
-    def __init__(self, served, count):
+    def __init__(self, served, count, has_rows=True):
         service, self._loop = served
+        self.has_rows = has_rows
         self.sockets = []
         for _ in range(count):
             self.sockets.append(socket.create_connection(("127.0.0.1", service.http_port)))
@@ -112,7 +114,7 @@ class Callers:
         self._loop.call_soon_threadsafe(hold)
         assert held.wait(30)
         for connection, values, request_id in zip(self.sockets, requests, ids, strict=False):
-            connection.sendall(bytes_of(model, values, request_id))
+            connection.sendall(bytes_of(model, values, request_id, self.has_rows))
         go_on.set()
 
     def replies(self, count):
@@ -131,15 +133,15 @@ class Callers:
 
 
 @contextlib.contextmanager
-def calling(served, count=8):
-    with contextlib.closing(Callers(served, count)) as callers:
+def calling(served, count=8, has_rows=True):
+    with contextlib.closing(Callers(served, count, has_rows)) as callers:
         yield callers
 
 
 def learn(callers, model):
     """Have the server know the connections, and the form of such requests: one after the other."""
     for connection in callers.sockets:
-        connection.sendall(bytes_of(model, [0.0, 0.0], "learn"))
+        connection.sendall(bytes_of(model, [0.0, 0.0], "learn", callers.has_rows))
         assert reply_on(connection)[0] == 200
 
 
@@ -166,10 +168,10 @@ def statistics(served, model):
     return result["inference_count"], result["execution_count"], counts["success"], counts["fail"]
 
 
-def added(repository, config=BATCHES):
+def added(repository, config=BATCHES, most=8):
     for name in "abc":
-        add_python(repository, name, ADDS, config)
-    add_pipeline(repository, "e", 8, CHAIN, "INPUT0", "OUTPUT0")
+        add_python(repository, name, ADDS, config, most)
+    add_pipeline(repository, "e", most, CHAIN, "INPUT0", "OUTPUT0")
 
 
 def load(served, *names):
@@ -194,6 +196,22 @@ def test_without_batches_requests_run_separately_and_share_a_message(tmp_path):
         assert batches(tmp_path, "a")[1:] == [[f"id{n}"] for n in range(8)]
         after = statistics(served, "a")
         assert [now - then for now, then in zip(after, before, strict=True)] == [9, 9, 9, 0]
+
+
+@pytest.mark.parametrize(("model", "adds"), [("a", 1.0), ("e", 3.0)])
+def test_requests_without_a_sample_axis_stay_apart(tmp_path, model, adds):
+    added(tmp_path, ALONE, most=0)
+    with serving(tmp_path) as served, calling(served, has_rows=False) as callers:
+        load(served, "a", "b", "c", "e")
+        learn(callers, model)
+        are_quick(served, "a", "b", "c")
+        with held_up(served, tmp_path, has_rows=False):
+            callers.send(model, [[float(n), 0.5] for n in range(8)])
+            wait_until(lambda: served[0].models.latest(model).served.engine.inside >= 8)
+        replies = callers.replies(8)
+        expected = [(200, [n + adds, 0.5 + adds]) for n in range(8)]
+        assert [reply[:2] for reply in replies] == expected
+        assert [reply[2]["outputs"][0]["shape"] for reply in replies] == [[2]] * 8
 
 
 @pytest.mark.parametrize("config", [BATCHES, IN_A_THREAD], ids=["process", "thread"])
@@ -242,9 +260,9 @@ def test_a_failing_request_and_a_special_one_are_answered_as_alone(tmp_path, con
 
 
 @contextlib.contextmanager
-def held_up(served, repository):
+def held_up(served, repository, has_rows=True):
     """The worker of the model `a` is at a request until the block ends."""
-    with calling(served, 1) as first:
+    with calling(served, 1, has_rows) as first:
         first.send("a", [[-5.0, 0.0]], ["first"])
         wait_until(lambda: (repository / "a" / "1" / "batches").exists())
         try:
