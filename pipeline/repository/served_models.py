@@ -86,7 +86,11 @@ class ServedModels:
         """
         model = self._find(name, version)
         entry = model.entry
-        rows = _rows(model, feeds, info)
+        rows = (
+            _rows(model, feeds, info)
+            if convoy is None
+            else _joined_rows(model, feeds, info, convoy)
+        )
         target = RequestTarget(
             *(entry.op, feeds, entry.op is not None, False, rows, traceparent, False, info),
             convoy=convoy,
@@ -134,6 +138,15 @@ def _config_of(entry: ModelEntry) -> ModelConfig:
     config = entry.served.model_config
     assert config is not None, "each model of a repository has one"
     return config
+
+
+def _joined_rows(
+    model: _FoundModel, feeds: dict[str, Any], info: RequestInfo, convoy: Members
+) -> int:
+    """Return the number of samples of all members. Raises InputError: one's inputs do not fit."""
+    most = max(convoy.rows)
+    _rows(model, {name: value[:most] for name, value in feeds.items()}, info)
+    return sum(convoy.rows)
 
 
 def _rows(model: _FoundModel, feeds: dict[str, Any], info: RequestInfo) -> int:

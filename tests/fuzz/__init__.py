@@ -25,6 +25,7 @@ Other fuzzers, each with a command of its own (`python -m fuzz.NAME`):
 - `loads`: overload by several kinds of requests.
 - `upstream`: `client_type: openai` and servers that fail.
 - `repository`: models that are loaded and unloaded under requests.
+- `together`: random models of a repository, each asked by several callers at once.
 - `stored`: inputs by reference, in a store that fails.
 - `parsers`: damaged bytes at every parser of Python.
 - `coverage`: the same parsers, by a fuzzer that follows their branches.

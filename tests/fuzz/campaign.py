@@ -25,6 +25,7 @@ FUZZERS = {
         for name in (
             *("batches", "loads", "sequences", "streams"),
             *("sequences_real", "streams_real", "sockets", "upstream", "repository", "stored"),
+            "together",
             *("lane", "edge", "parsers", "coverage"),
         )
     },

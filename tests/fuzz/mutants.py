@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
+from pipeline.engine import executor
 from pipeline.engine.admission import AdmissionController, SharedQueue
 from pipeline.engine.detours import Detours
 from pipeline.engine.engine import Engine
@@ -28,6 +29,7 @@ from pipeline.engine.schedulers.base import ReadyQueue
 from pipeline.engine.schema_checks import CheckedUnpacker
 from pipeline.errors import PipelineError
 from pipeline.frontends.api.pipelines import Pipelines
+from pipeline.frontends.v2 import convoys
 from pipeline.workers.shm.server_memory import ServerMemory
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -35,6 +37,8 @@ Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
 MUTANTS: dict[str, Mutant] = {}
 REAL_MUTANTS: dict[str, Mutant] = {}
 """Mutants that only real servers show."""
+TOGETHER_MUTANTS: dict[str, Mutant] = {}
+"""Mutants that simultaneous requests to models show."""
 
 
 def mutant(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
@@ -44,6 +48,11 @@ def mutant(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None
 
 def real_mutant(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
     REAL_MUTANTS[function.__name__] = contextlib.contextmanager(function)
+    return function
+
+
+def together_mutant(function: Callable[[], Iterator[None]]) -> Callable[[], Iterator[None]]:
+    TOGETHER_MUTANTS[function.__name__] = contextlib.contextmanager(function)
     return function
 
 
@@ -410,4 +419,30 @@ def paths_lead_to_the_last_pipeline() -> Iterator[None]:
         return lambda self, name: entry(self, self.names()[-1])
 
     with _wrapped(Pipelines, "entry", make):
+        yield
+
+
+@together_mutant
+def tensors_without_samples_are_joined() -> Iterator[None]:
+    """Requests share a message although their first axis is no sample axis."""
+
+    def make(convoy_filter: Any) -> Any:
+        def joining(node: Any) -> Any:
+            node.op.pipeline_has_samples = True
+            return convoy_filter(node)
+
+        return joining
+
+    with _wrapped(executor, "convoy_filter", make):
+        yield
+
+
+@together_mutant
+def members_get_each_others_answers() -> Iterator[None]:
+    """The answers to requests that went together are in another order."""
+
+    def make(member_outcomes: Any) -> Any:
+        return lambda answer, rows: member_outcomes(answer, rows)[::-1]
+
+    with _wrapped(convoys, "member_outcomes", make):
         yield

@@ -214,6 +214,16 @@ def test_requests_without_a_sample_axis_stay_apart(tmp_path, model, adds):
         assert [reply[2]["outputs"][0]["shape"] for reply in replies] == [[2]] * 8
 
 
+def test_together_they_may_have_more_samples_than_a_model_takes_of_one(tmp_path):
+    added(tmp_path, ALONE, most=1)
+    with serving(tmp_path) as served, calling(served) as callers:
+        load(served, "a", "b", "c", "e")
+        learn(callers, "e")
+        are_quick(served, "a", "b", "c")
+        replies = callers.ask("e", [[float(n), 0.5] for n in range(8)])
+        assert [reply[:2] for reply in replies] == [(200, [n + 3.0, 3.5]) for n in range(8)]
+
+
 @pytest.mark.parametrize("config", [BATCHES, IN_A_THREAD], ids=["process", "thread"])
 def test_requests_for_one_model_share_a_batch_and_count_separately(tmp_path, config):
     added(tmp_path, config)
