@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _MAX_AHEAD_BYTES = SHORT_BYTES  # that wait for the previous request; plus one packet
 _LINGER_TIMEOUT_S = 5.0  # so that a client that still sends sees the answer
+_LINGER_BYTES = 4 << 20  # a client that has sent as many gets as much time again
+_MAX_LINGER_S = 30.0
 _NO_HEAD = AnswerHead()
 
 
@@ -55,10 +57,10 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     """
 
     __slots__ = (
-        "_at", "_data", "_due", "_exchange", "_failure", "_head", "_heads", "_is_busy",
-        "_is_ignoring", "_is_last", "_loop", "_needed", "_reader", "_receiver", "_timer",
-        "_timer_due", "endpoint", "has_left", "is_full", "is_held", "listener", "request",
-        "transport",
+        "_at", "_data", "_due", "_exchange", "_failure", "_head", "_heads", "_ignored_bytes",
+        "_is_busy", "_is_ignoring", "_is_last", "_linger_ends", "_loop", "_needed", "_reader",
+        "_receiver", "_timer", "_timer_due", "endpoint", "has_left", "is_full", "is_held",
+        "listener", "request", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -79,6 +81,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         self._is_busy = False  # a request is being parsed or answered: later bytes wait
         self._is_last = False  # the connection ends with the next answer
         self._is_ignoring = False  # all further bytes, until the connection ends
+        self._ignored_bytes = 0  # in this part of the linger time
+        self._linger_ends = 0.0  # on the loop's clock
         self._data = b""  # received bytes; read up to `_at`
         self._at = 0
         self._needed = (
@@ -269,6 +273,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
     def _read_on(self) -> None:
         """Continue to read a partial request."""
         if self._is_ignoring:
+            self._ignored_bytes += len(self._data)
             self._data = b""
         elif self._reader is not None and self._reader.is_inside:
             self._read()
@@ -364,6 +369,11 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             return
         self.transport.write_eof()
         self.pace()
+        self._linger_ends = self._loop.time() + _MAX_LINGER_S
+        self._linger()
+
+    def _linger(self) -> None:
+        self._ignored_bytes = 0
         self._wait(_LINGER_TIMEOUT_S)
 
     def _ignore(self) -> None:
@@ -403,6 +413,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             exchange is not None or self.endpoint is not None
         ):  # the server takes that long, not the client
             self._wait(self.listener.keep_alive_s)
+        elif self._ignored_bytes >= _LINGER_BYTES and self._loop.time() < self._linger_ends:
+            self._linger()
         else:
             self.hang_up()
 

@@ -31,8 +31,11 @@ const (
 	streamPieceBytes = 32 << 10
 
 	// lingerFor is what a caller that still sends has to see the answer to what it began: the
-	// system would throw the answer away as soon as we refused what it sends.
-	lingerFor = 5 * time.Second
+	// system would throw the answer away as soon as we refused what it sends. One that has sent lingerBytes in
+	// that time gets as much again, up to lingerMost in all.
+	lingerFor   = 5 * time.Second
+	lingerBytes = 4 << 20
+	lingerMost  = 30 * time.Second
 )
 
 // statusCallerLeft is what log and metrics say of a request whose caller did not wait.
@@ -246,20 +249,29 @@ func (x *exchange) linger() {
 	if !isConn {
 		return
 	}
-	hangUpGently(conn, lingerFor)
+	lingerOn(conn, x.draining)
 	_ = x.control().SetReadDeadline(time.Unix(1, 0)) // the server wants no more of it either
+}
+
+// lingerOn hangs up gently, for longer while the caller is busy sending and the gateway does not stop.
+func lingerOn(conn net.Conn, draining *atomic.Bool) {
+	ends := time.Now().Add(lingerMost)
+	for hangUpGently(conn, lingerFor) >= lingerBytes && time.Now().Before(ends) && !draining.Load() {
+	}
 }
 
 // closeWriter is a connection that can say that no more follows.
 type closeWriter interface{ CloseWrite() error }
 
-// hangUpGently ends our half of a connection, and waits until the other half ends, but not for longer.
-func hangUpGently(conn net.Conn, most time.Duration) {
+// hangUpGently ends our half of a connection, and waits until the other half ends, but not for longer. It
+// returns the bytes that came.
+func hangUpGently(conn net.Conn, most time.Duration) int64 {
 	if half, ok := conn.(closeWriter); ok {
 		_ = half.CloseWrite()
 	}
 	_ = conn.SetReadDeadline(time.Now().Add(most))
-	_, _ = io.Copy(io.Discard, struct{ io.Reader }{conn})
+	came, _ := io.Copy(io.Discard, struct{ io.Reader }{conn})
+	return came
 }
 
 // connKey finds a connection in the context of its requests.

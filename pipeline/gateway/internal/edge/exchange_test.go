@@ -2,10 +2,14 @@ package edge
 
 import (
 	"context"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pipeline/gateway/internal/config"
@@ -39,5 +43,42 @@ func TestAStreamThatIsResetGetsNoDeadline(t *testing.T) {
 	x.lastWords()
 	if len(writer.set) != 3 {
 		t.Errorf("%v", writer.set)
+	}
+}
+
+func TestARefusedCallerThatIsBusySendingIsReadForLonger(t *testing.T) {
+	for _, each := range []struct {
+		piece  int           // bytes of a second
+		sends  time.Duration // for so long
+		isLast bool          // the gateway stops
+		taken  time.Duration
+	}{
+		{piece: lingerBytes / 4, sends: 20 * time.Second, taken: 20 * time.Second},
+		{piece: lingerBytes / 4, sends: time.Hour, taken: lingerMost},
+		{piece: lingerBytes / 4, sends: time.Hour, isLast: true, taken: lingerFor},
+		{piece: 1, sends: time.Hour, taken: lingerFor},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ours, callers := net.Pipe()
+			var sending sync.WaitGroup
+			sending.Go(func() {
+				defer callers.Close()
+				for began := time.Now(); time.Since(began) < each.sends; time.Sleep(time.Second) {
+					if _, err := callers.Write(make([]byte, each.piece)); err != nil {
+						return
+					}
+				}
+			})
+			var draining atomic.Bool
+			draining.Store(each.isLast)
+			began := time.Now()
+			lingerOn(ours, &draining)
+			took := time.Since(began)
+			ours.Close()
+			sending.Wait()
+			if took != each.taken {
+				t.Errorf("%+v: %v", each, took)
+			}
+		})
 	}
 }

@@ -384,6 +384,20 @@ async def test_half_a_head_is_hung_up_on():
 
 
 @on_a_virtual_clock
+async def test_a_refused_client_that_is_busy_sending_is_read_for_longer():
+    for piece, seconds in (b"x", 5), (bytes(2**21), 30):
+        transport = Place().connect()
+        transport.send(b"no request\r\n\r\n")
+        assert transport.has_ended
+        for _ in range(seconds - 1):
+            await asyncio.sleep(1)
+            transport.send(piece)
+            assert not transport.is_over
+        await asyncio.sleep(1.5)
+        assert transport.is_over
+
+
+@on_a_virtual_clock
 async def test_while_draining_the_last_answer_closes_the_connection():
     place = Place()
     transport = place.connect()
