@@ -37,6 +37,7 @@ from pipeline.engine.journal.journal import (
     outcome_of,
 )
 from pipeline.engine.op.cache import CachedGraph, ModelCache
+from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker
 from pipeline.engine.request import (
     ACTIVE,
@@ -277,22 +278,12 @@ class Engine:
             except TimeoutError:
                 self.answer_all_closed()
         nodes = self.executor.nodes.values()
-        await self._wait_for_slices()
+        await _generators_closed([node for node in nodes if node.streams])
         self.executor.trips.close()
         for node in nodes:
             node.close()
         pools = [*(node.workers for node in nodes), self._unpacker.workers, self._packer.workers]
         return sum(await asyncio.gather(*(pool.stop(_JOIN_TIMEOUT_S) for pool in pools)))
-
-    async def _wait_for_slices(self) -> None:
-        """Wait until workers have closed the generators that nobody waits for; not for long."""
-        streaming = [node for node in self.executor.nodes.values() if node.streams]
-        ends = self._loop.time() + _SLICES_TIMEOUT_S
-        while self._loop.time() < ends:
-            streaming = [node for node in streaming if node.is_awaited()]
-            if not streaming:
-                return
-            await asyncio.sleep(_LOOK_S)
 
     def answer_all_closed(self) -> None:
         """Answer all requests at once; this ends the grace period of a running `stop`."""
@@ -480,3 +471,14 @@ class Engine:
         self._admission.release(request, request.outcome not in FROM_OUTSIDE)
         if self._is_closing and self._admission.is_empty:
             self._all_answered.set()
+
+
+async def _generators_closed(streaming: Sequence[OpDispatcher]) -> None:
+    """Wait until workers have closed the generators that nobody waits for; not for long."""
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + _SLICES_TIMEOUT_S
+    while loop.time() < ends:
+        streaming = [node for node in streaming if node.is_awaited()]
+        if not streaming:
+            return
+        await asyncio.sleep(_LOOK_S)

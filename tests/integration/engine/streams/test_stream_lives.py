@@ -179,7 +179,7 @@ async def test_a_server_that_stops_closes_a_generator_whose_slice_ends_meanwhile
     class EndsLater(PartsSink):
         def end(self, answer):
             super().end(answer)
-            loop.call_soon(loop.call_soon, loop.call_soon, may_report.set)  # the stop goes on
+            loop.call_soon(loop.call_soon, loop.call_soon, may_report.set)  # the stop continues
 
     async with serving(Endless("endless", RequestOp())) as streams:
         pool = streams.node("endless").workers.pool
