@@ -369,11 +369,7 @@ class HttpConnection(UnarySink, asyncio.Protocol):
             return
         self.transport.write_eof()
         self.pace()
-        self._linger_ends = self._loop.time() + _MAX_LINGER_S
-        self._linger()
-
-    def _linger(self) -> None:
-        self._ignored_bytes = 0
+        self._ignored_bytes, self._linger_ends = 0, self._loop.time() + _MAX_LINGER_S
         self._wait(_LINGER_TIMEOUT_S)
 
     def _ignore(self) -> None:
@@ -414,7 +410,8 @@ class HttpConnection(UnarySink, asyncio.Protocol):
         ):  # the server takes that long, not the client
             self._wait(self.listener.keep_alive_s)
         elif self._ignored_bytes >= _LINGER_BYTES and self._loop.time() < self._linger_ends:
-            self._linger()
+            self._ignored_bytes = 0
+            self._wait(_LINGER_TIMEOUT_S)
         else:
             self.hang_up()
 
