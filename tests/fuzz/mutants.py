@@ -29,7 +29,7 @@ from pipeline.engine.schedulers.base import ReadyQueue
 from pipeline.engine.schema_checks import CheckedUnpacker
 from pipeline.errors import PipelineError
 from pipeline.frontends.api.pipelines import Pipelines
-from pipeline.frontends.v2 import convoys
+from pipeline.repository import served_models
 from pipeline.workers.shm.server_memory import ServerMemory
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -438,11 +438,11 @@ def tensors_without_samples_are_joined() -> Iterator[None]:
 
 
 @together_mutant
-def members_get_each_others_answers() -> Iterator[None]:
-    """The answers to requests that went together are in another order."""
+def joined_requests_are_checked_as_one() -> Iterator[None]:
+    """Requests that go together may have no more samples than one may have."""
 
-    def make(member_outcomes: Any) -> Any:
-        return lambda answer, rows: member_outcomes(answer, rows)[::-1]
+    def make(_: Any) -> Any:
+        return lambda model, feeds, info, convoy: served_models._rows(model, feeds, info)
 
-    with _wrapped(convoys, "member_outcomes", make):
+    with _wrapped(served_models, "_joined_rows", make):
         yield
