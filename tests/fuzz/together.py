@@ -15,6 +15,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from copy import copy
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import onnx
 from repositories import control, serving
 
 from fuzz.campaign import campaign, parser_of
@@ -67,69 +69,125 @@ _CODE: dict[str, Any] = {}
 exec(_MODEL.replace("import triton_python_backend_utils as pb_utils", ""), _CODE)
 
 
+_BLS = """
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        names = [f"OUT{number}" for number in range(len(request.inputs()))]
+        call = pb_utils.InferenceRequest(
+            model_name="%s", requested_output_names=names, inputs=request.inputs()
+        )
+        response = call.exec()
+        if response.has_error():
+            return pb_utils.InferenceResponse(error=response.error())
+        return pb_utils.InferenceResponse(response.output_tensors())
+"""
+_ONNX_TYPES = {"FP32": 1, "INT64": 7, "FP64": 11, "FP16": 10, "BOOL": 9, "BYTES": 8}
+_SERVER = {"cache": {"local": {"size": 2**20}}}
+
+
 class Model:
-    """A model, or an ensemble of one model twice.
+    """A model; or one that asks another model: an ensemble of it twice, or one in Python.
 
     Attributes:
         most: its `max_batch_size`.
         slots: datatype and dims of each input; the outputs have the same.
+        forms: shapes of the inputs of a request.
+        changes: how often each value is changed.
     """
 
     def __init__(self, rng: random.Random, name: str) -> None:
         self.name = name
         self.most = rng.choice((0, 0, 1, 2, 8))
-        count = rng.choice((1, 1, 2))
-        self.slots = [(rng.choice([*_TYPES]), _dims(rng)) for _ in range(count)]
-        self.is_identity = rng.random() < 0.2
-        self.is_ensemble = False
-        batching = rng.choice(("", "", "dynamic_batching { }", _DELAYED % rng.choice((500, 5000))))
-        worker = rng.choice(("", "", 'parameters { key: "workers" value { string_value: "%s" } }'))
-        self._more = [batching, f"instance_group {{ count: {rng.choice((1, 1, 2))} }}"]
-        if worker and not self.is_identity:
-            self._more.append(worker % rng.choice(("thread", "process")))
-        self._is_ragged = bool(self.most) and rng.random() < 0.3
+        self.backend = rng.choice(("python", "python", "python", "onnxruntime", "identity"))
+        types = [*(_ONNX_TYPES if self.backend == "onnxruntime" else _TYPES)]
+        self.slots = [(rng.choice(types), _dims(rng)) for _ in range(rng.choice((1, 1, 2)))]
+        self.changes = int(self.backend == "python")
         # two requests of one form in a row are what lets others join them
         self.forms = [self._form(rng) for _ in range(2)]
+        self._code, self._asks = _MODEL, ""
+        batching = ("", "", "dynamic_batching { }", _DELAYED % 500, _DELAYED % 5000)
+        self._more = [rng.choice(batching)]
+        if self.backend == "python" and rng.random() < 0.3:
+            self._more.append(_IN_A_THREAD)  # one instance
+        else:
+            self._more.append(f"instance_group {{ count: {rng.choice((1, 1, 2))} }}")
+        if rng.random() < 0.2:
+            self._more.append("response_cache { enable: true }")
+        self._is_ragged = bool(self.most) and self.backend == "python" and rng.random() < 0.3
 
     def _form(self, rng: random.Random) -> list[tuple[int, ...]]:
         rows = () if not self.most else (rng.randint(1, min(3, self.most)),)
         size = rng.randint(1, 3)
         return [rows + tuple(size if one < 0 else one for one in dims) for _, dims in self.slots]
 
-    def ensemble(self) -> Model:
-        """Return an ensemble of this model and this model."""
-        twice = Model.__new__(Model)
-        twice.__dict__ |= self.__dict__
-        twice.name, twice.is_ensemble = f"{self.name}_twice", True
-        return twice
+    def twice(self, rng: random.Random) -> Model:
+        """Return an ensemble of this model and this model, perhaps without a batch dimension."""
+        model = copy(self)
+        model.name, model._asks, model.changes = f"{self.name}_twice", self.name, 2 * self.changes
+        model.backend = "ensemble"
+        if self.most and rng.random() < 0.3:
+            model.most = 0
+            model.slots = [(datatype, (-1, *dims)) for datatype, dims in self.slots]
+        return model
+
+    def asking(self) -> Model:
+        """Return a model in Python that asks this one."""
+        model = copy(self)
+        model.name, model._asks, model.backend = f"{self.name}_asked", self.name, "python"
+        model._code, model._more = _BLS % self.name, self._more[:1]
+        return model
 
     def write(self, repository: Path) -> None:
-        folder = repository / self.name
-        (folder / "1").mkdir(parents=True)
+        folder = repository / self.name / "1"
+        folder.mkdir(parents=True)
         lines = [f"max_batch_size: {self.most}"]
         for number, (datatype, dims) in enumerate(self.slots):
             kind = "STRING" if datatype == "BYTES" else datatype
             slot = f"data_type: TYPE_{kind} dims: {list(dims)}"
-            ragged = " allow_ragged_batch: true" if self._is_ragged and not self.is_ensemble else ""
+            ragged = " allow_ragged_batch: true" if self._is_ragged and not self._asks else ""
             lines.append(f'input {{ name: "IN{number}" {slot}{ragged} }}')
             lines.append(f'output {{ name: "OUT{number}" {slot} }}')
-        if self.is_ensemble:
+        if self.backend == "ensemble":
             lines += ['platform: "ensemble"', f"ensemble_scheduling {{ {self._steps()} }}"]
         else:
-            lines += [f'backend: "{"identity" if self.is_identity else "python"}"', *self._more]
-            (folder / "1" / "model.py").write_text(_MODEL)
-        (folder / "config.pbtxt").write_text("\n".join(lines))
+            lines += [f'backend: "{self.backend}"', *self._more]
+        if self.backend == "python":
+            (folder / "model.py").write_text(self._code)
+        if self.backend == "onnxruntime":
+            self._write_onnx(folder)
+        (folder.parent / "config.pbtxt").write_text("\n".join(lines))
+
+    def _write_onnx(self, folder: Path) -> None:
+        info, rows = onnx.helper.make_tensor_value_info, ["n"] if self.most else []
+        ends: dict[str, list[Any]] = {"IN": [], "OUT": []}
+        for number, (datatype, dims) in enumerate(self.slots):
+            shape = rows + [f"d{number}_{at}" if d < 0 else d for at, d in enumerate(dims)]
+            for end, infos in ends.items():
+                infos.append(info(f"{end}{number}", _ONNX_TYPES[datatype], shape))
+        nodes = [
+            onnx.helper.make_node("Identity", [f"IN{number}"], [f"OUT{number}"])
+            for number in range(len(self.slots))
+        ]
+        graph = onnx.helper.make_graph(nodes, "same", ends["IN"], ends["OUT"])
+        opset = [onnx.helper.make_opsetid("", 21)]
+        model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=10)
+        onnx.save(model, folder / "model.onnx")
 
     def _steps(self) -> str:
         steps = []
-        of = self.name.removesuffix("_twice")
         for reads, writes in (("IN", "between"), ("between", "OUT")):
             maps = [
                 f'input_map {{ key: "IN{n}" value: "{reads}{n}" }} '
                 f'output_map {{ key: "OUT{n}" value: "{writes}{n}" }}'
                 for n in range(len(self.slots))
             ]
-            steps.append(f'step {{ model_name: "{of}" model_version: -1 {" ".join(maps)} }}')
+            name = f'model_name: "{self._asks}" model_version: -1'
+            steps.append(f"step {{ {name} {' '.join(maps)} }}")
         return " ".join(steps)
 
     def inputs(self, rng: random.Random) -> list[np.ndarray[Any, Any]]:
@@ -137,12 +195,13 @@ class Model:
         return [_values(rng, *slot) for slot in zip(self.slots, shapes, strict=True)]
 
     def expected(self, inputs: Sequence[Any]) -> list[Any]:
-        for _ in range(0 if self.is_identity else 1 + self.is_ensemble):
+        for _ in range(self.changes):
             inputs = [_CODE["changed"](value) for value in inputs]
         return list(inputs)
 
 
 _DELAYED = "dynamic_batching { max_queue_delay_microseconds: %d }"
+_IN_A_THREAD = 'parameters { key: "workers" value { string_value: "thread" } }'
 
 
 def _dims(rng: random.Random) -> tuple[int, ...]:
@@ -285,11 +344,11 @@ def _from_list(
 
 
 @contextlib.contextmanager
-def _loaded(models: Sequence[Model], findings: list[str]) -> Iterator[Any]:
+def _loaded(models: Sequence[Model], edge: str, findings: list[str]) -> Iterator[Any]:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         for model in models:
             model.write(Path(name))
-        with serving(Path(name)) as server:
+        with serving(Path(name), server={**_SERVER, "edge": edge}) as server:
             for model in models:
                 status, text = control(server, model.name, "load")
                 if status != HTTPStatus.OK:
@@ -303,8 +362,9 @@ def run(seed: int) -> list[str]:
     findings: list[str] = []
     rng = random.Random(f"together {seed}")
     models = [Model(rng, name) for name in "ab"]
-    models.append(models[0].ensemble())
-    with _loaded(models, findings) as server:
+    models += [rng.choice(models).twice(rng), rng.choice(models).asking()]
+    edge = rng.choice(("embedded", "embedded", "gateway"))
+    with _loaded(models, edge, findings) as server:
         if not findings:
             _storm(seed, server, models, findings)
     return findings
