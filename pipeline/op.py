@@ -136,7 +136,6 @@ class Op:
     pipeline_merges: bool = (
         True  # False: `process` gets a list of feeds, and returns a list of results
     )
-    pipeline_has_samples: bool = True  # False: the first axis of its tensors is not a sample axis
     pipeline_hands_on: bool = False  # True: its own methods feed the model what clients sent
     pipeline_controls: Sequence[Control] = ()  # controls that `process` itself adds to its requests
     pipeline_notes: Notes | None = None  # about requests, for logs that name them

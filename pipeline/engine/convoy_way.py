@@ -147,16 +147,13 @@ class SharedMessages(ConvoyCount):
 def convoy_filter(node: OpDispatcher) -> ConvoyCount | None:
     """Return the filter that lets convoys pass an Op as a batch or a message; None: they cannot.
 
-    They cannot if the number or the order of requests decides when and where they run, or if their
-    tensors cannot be joined.
+    They cannot if the number or the order of requests decides when and where they run.
     """
     config = node.op.pipeline_config
     traits, is_local = traits_of(config.batching), node.workers.memory_domain is LOCAL
     if not (node.workers.takes_convoys and config.retry == 1 and held_start(os.environ) is None):
         return None
-    if config.response_cache or config.rate_limiter:
-        return None
-    if node.op.pipeline_ragged or not node.op.pipeline_has_samples:
+    if config.response_cache or config.rate_limiter or node.op.pipeline_ragged:
         return None
     if traits.takes_convoys and _is_plain(config):
         return ConvoyCount(node)

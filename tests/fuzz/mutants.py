@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from pipeline.engine import executor
 from pipeline.engine.admission import AdmissionController, SharedQueue
 from pipeline.engine.detours import Detours
 from pipeline.engine.engine import Engine
@@ -29,6 +28,7 @@ from pipeline.engine.schedulers.base import ReadyQueue
 from pipeline.engine.schema_checks import CheckedUnpacker
 from pipeline.errors import PipelineError
 from pipeline.frontends.api.pipelines import Pipelines
+from pipeline.frontends.v2 import forms
 from pipeline.repository import served_models
 from pipeline.workers.shm.server_memory import ServerMemory
 
@@ -426,14 +426,12 @@ def paths_lead_to_the_last_pipeline() -> Iterator[None]:
 def tensors_without_samples_are_joined() -> Iterator[None]:
     """Requests share a message although their first axis is no sample axis."""
 
-    def make(convoy_filter: Any) -> Any:
-        def joining(node: Any) -> Any:
-            node.op.pipeline_has_samples = True
-            return convoy_filter(node)
+    def make(can_stack: Any) -> Any:
+        return lambda inputs, rows: can_stack(
+            {name: v.reshape(1, -1) for name, v in inputs.items()}, 1
+        )
 
-        return joining
-
-    with _wrapped(executor, "convoy_filter", make):
+    with _wrapped(forms, "can_stack", make):
         yield
 
 

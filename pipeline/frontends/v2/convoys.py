@@ -280,8 +280,8 @@ def _answered(answer: ChannelData, outcome: Any) -> ChannelData:
     return ChannelData(answer.data_id, payload=payload)
 
 
-def can_stack(inputs: Arrays) -> bool:
-    """Return whether arrays of such a form can be joined."""
+def can_stack(inputs: Arrays, rows: int) -> bool:
+    """Return whether arrays of such a form can be joined: each has a row for each sample."""
     return bool(inputs) and all(
-        value.ndim and value.dtype.kind not in _OBJECTS for value in inputs.values()
+        value.shape[:1] == (rows,) and value.dtype.kind not in _OBJECTS for value in inputs.values()
     )

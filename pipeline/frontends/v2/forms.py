@@ -215,7 +215,7 @@ class RequestForms:
             inputs = codec.inputs_of(cut, request)
         form = RequestForm(fitted, request, inputs, codec)
         if inputs is not None:
-            if can_stack(request.inputs):
+            if can_stack(request.inputs, fitted.rows):
                 how = form.asks_again, form.written_each, form.stacked
                 form.collector = inference.collector(fitted, *how)
                 form.info = inference.info(fitted, "", request.parameters, tuple)

@@ -150,7 +150,7 @@ class PythonBackend(Backend):
             sequence_controls(config),
             tuple(sorted(ragged_inputs(config))),
             reshaping_of(config),
-            config.max_batch_size > 0,
+            config.max_batch_size == 0,
             config.model_transaction_policy.decoupled,
             config.sequence_batching.iterative_sequence,
             tuple(instance_names(config)),

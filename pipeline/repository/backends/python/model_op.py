@@ -57,7 +57,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         controls: inputs that say what a request is in its sequence.
         ragged: inputs whose shapes may differ in a batch.
         reshaping: shapes that the model has, and its callers do not see.
-        has_samples: the first axis of its tensors is one of samples. Controls are [1, 1], else [1].
+        is_flat: these are [1]; else [1, 1], as of a batch of one.
         is_decoupled: it sends any number of responses to a request.
         reschedules: requests may come again.
         instances: their names when the model was loaded.
@@ -75,7 +75,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
     controls: tuple[Control, ...] = ()
     ragged: tuple[str, ...] = ()
     reshaping: Reshaping = Reshaping()
-    has_samples: bool = True
+    is_flat: bool = False
     is_decoupled: bool = False
     reschedules: bool = False
     instances: tuple[str, ...] = ()
@@ -115,11 +115,10 @@ class PythonModelOp(Op):
         self.spec: ModelSpec = spec
         self.load_class: LoadClass = load_class or LoadBesideOthers()
         self.pipeline_ragged: frozenset[str] = frozenset(spec.ragged)
-        self.pipeline_has_samples: bool = spec.has_samples
         self.pipeline_spec: WorkerSpec | None = WorkerSpec(
             f"{__name__}:made_op", msgspec.msgpack.encode(spec)
         )
-        flat = () if spec.has_samples else [control.name for control in spec.controls]
+        flat = [control.name for control in spec.controls] if spec.is_flat else ()
         self.is_reshaped: bool = bool(spec.reshaping.inputs or spec.reshaping.outputs)
         self.controls: Controls = Controls(spec.name, spec.controls, flat)
         self.pipeline_controls: Sequence[Control] = spec.controls

@@ -390,7 +390,8 @@ async def test_a_finished_convoy_leaves_no_reference_cycles():
 
 
 def test_arrays_of_texts_and_single_numbers_are_not_put_together():
-    assert can_stack({"x": np.zeros((1, 2))})
-    assert not can_stack({})
-    assert not can_stack({"x": np.zeros(())})
-    assert not can_stack({"x": np.array([[b"a"]], object)})
+    assert can_stack({"x": np.zeros((1, 2))}, 1)
+    assert not can_stack({}, 1)
+    assert not can_stack({"x": np.zeros(())}, 1)
+    assert not can_stack({"x": np.zeros(2)}, 1)
+    assert not can_stack({"x": np.array([[b"a"]], object)}, 1)
