@@ -61,7 +61,7 @@ PARTS = (
     Part("fuzz engine", f"{_FUZZ} 1300 graphs batches loads sequences streams"),
     Part(
         "fuzz servers",
-        f"{_FUZZ} 1500 sequences_real streams_real sockets upstream repository stored",
+        f"{_FUZZ} 1500 sequences_real streams_real sockets upstream repository stored together",
     ),
     Part("fuzz edges", f"{_FUZZ} 1500 lane edge parsers coverage"),
     Part("fuzz Go", ".venv/bin/python scripts/check_go.py --fuzz-seconds 120"),
