@@ -424,7 +424,7 @@ def paths_lead_to_the_last_pipeline() -> Iterator[None]:
 
 @together_mutant
 def tensors_without_samples_are_joined() -> Iterator[None]:
-    """Requests share a message although their first axis is no sample axis."""
+    """Requests share a message although their first axis is not a sample axis."""
 
     def make(can_stack: Any) -> Any:
         return lambda inputs, rows: can_stack(

@@ -1,13 +1,17 @@
 package grpcedge
 
 import (
+	"bytes"
 	"context"
 	"io"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
@@ -269,3 +273,44 @@ func TestAStreamWithAMessageThatIsTooLargeEnds(t *testing.T) {
 }
 
 var _ Upstreams = fixed{&link.Client{}}
+
+func TestCallsThatAreSentTogetherBeginAndEndInTheirOrder(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1)) // or another processor may take calls out of turn
+	b := start(t, greeting(), nil)
+	conn, answers := b.raw(t)
+	var together, block bytes.Buffer
+	framer, encoder := http2.NewFramer(&together, nil), hpack.NewEncoder(&block)
+	const calls = 10
+	for number := range byte(calls) {
+		block.Reset()
+		writeHead(encoder)
+		id := uint32(2*number + 1)
+		_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true})
+		_ = framer.WriteData(id, true, []byte{0, 0, 0, 0, 1, number})
+	}
+	if _, err := conn.Write(together.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	ids := make([]uint64, calls)
+	for number := range byte(calls) {
+		got := b.peer.AskedBytes()
+		if ids[number] = got.ID; got.Data[len(got.Data)-1] != number {
+			t.Errorf("call %d came as the %d.", got.Data[len(got.Data)-1], number)
+		}
+	}
+	for _, id := range ids {
+		b.peer.AnswerBytes(id, []byte("y"))
+	}
+	for wanted := uint32(1); wanted < 2*calls; {
+		got, err := answers.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if head, isHead := got.(*http2.HeadersFrame); isHead && head.StreamEnded() {
+			if head.StreamID != wanted {
+				t.Errorf("call %d ended when %d was to end", head.StreamID, wanted)
+			}
+			wanted += 2
+		}
+	}
+}

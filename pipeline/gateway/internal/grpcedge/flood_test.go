@@ -35,6 +35,13 @@ func (b *bench) raw(t *testing.T) (net.Conn, *http2.Framer) {
 	return conn, framer
 }
 
+// writeHead encodes the head of a call.
+func writeHead(encoder *hpack.Encoder) {
+	for _, each := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", ask}, {":authority", "x"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
+		_ = encoder.WriteField(hpack.HeaderField{Name: each[0], Value: each[1]})
+	}
+}
+
 func TestWhoFloodsIsSentAway(t *testing.T) {
 	told := make(chan string, 1)
 	b := start(t, greeting(), func(config *Config, _ *fixed) { config.HungUp = func(reason string) { told <- reason } })
@@ -85,18 +92,14 @@ func TestAConnectionHasSoManyCallsAndSaysSo(t *testing.T) {
 	}
 	var block bytes.Buffer
 	encoder := hpack.NewEncoder(&block)
-	for _, each := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", ask}, {":authority", "x"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
-		_ = encoder.WriteField(hpack.HeaderField{Name: each[0], Value: each[1]})
-	}
+	writeHead(encoder)
 	for number := range streamsAtOnce + 1 {
 		head := http2.HeadersFrameParam{StreamID: uint32(2*number + 1), BlockFragment: block.Bytes(), EndHeaders: true}
 		if err := framer.WriteHeaders(head); err != nil {
 			t.Fatal(err)
 		}
 		block.Reset() // all are in the table of the first
-		for _, each := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", ask}, {":authority", "x"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
-			_ = encoder.WriteField(hpack.HeaderField{Name: each[0], Value: each[1]})
-		}
+		writeHead(encoder)
 	}
 	for {
 		frame, err := framer.ReadFrame()

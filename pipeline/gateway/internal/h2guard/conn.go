@@ -9,6 +9,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"pipeline/gateway/internal/order"
 )
 
 const (
@@ -29,6 +31,7 @@ type Conn struct {
 	prefaceHas int  // bytes of it that have come; -1: it is something else
 	in         scanner
 	hasHungUp  bool
+	hasCalls   bool // in what it has read last
 
 	writing   sync.Mutex
 	isLeaving bool // the caller is to get a GOAWAY, between two frames
@@ -52,6 +55,9 @@ func (c *Conn) Read(buffer []byte) (int, error) {
 	if c.isOver() {
 		return 0, io.EOF
 	}
+	if c.hasCalls {
+		order.Keep()
+	}
 	n, err := c.Conn.Read(buffer)
 	if n > 0 && c.isTooMuch(buffer[:n]) {
 		c.hangUp()
@@ -73,7 +79,9 @@ func (c *Conn) isTooMuch(data []byte) bool {
 	}
 	c.lock.Lock()
 	defer c.lock.Unlock()
+	c.hasCalls = false
 	c.in.feed(data, func(frame seen) bool {
+		c.hasCalls = c.hasCalls || frame.kind == frameHeaders
 		c.reason = c.allowed.received(frame)
 		return c.reason == ""
 	})

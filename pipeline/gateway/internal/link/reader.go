@@ -8,6 +8,7 @@ import (
 
 	"pipeline/gateway/internal/arena"
 	"pipeline/gateway/internal/link/frame"
+	"pipeline/gateway/internal/order"
 )
 
 // read delivers answers until the connection is gone, and says why it is. It reports that there is a link,
@@ -30,6 +31,9 @@ func (c *conn) read(begin func(), report func(isReady bool)) error {
 	c.wasHeard.Store(true)
 	begin()
 	for {
+		if source.Buffered() == 0 {
+			order.Keep()
+		}
 		got, err := frame.Read(source)
 		if err != nil {
 			return err
