@@ -45,19 +45,21 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
-        self.count = len(config["input"])
+        self.dims = [[int(size) for size in slot["dims"]] for slot in config["input"]]
 
     def execute(self, requests):
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
         made = []
-        for number in range(self.count):
+        for number, dims in enumerate(self.dims):
             value = pb_utils.get_input_tensor_by_name(request, f"IN{number}").as_numpy()
-            made.append(pb_utils.Tensor(f"OUT{number}", changed(value)))
+            made.append(pb_utils.Tensor(f"OUT{number}", changed(value, dims)))
         return pb_utils.InferenceResponse(made)
 
-def changed(value):
+def changed(value, dims):
+    if dims[-1] < 0:  # the shape of the answer depends on the values
+        value = np.repeat(value, 1 + (value.flat[0] in (1, 2, b"7")), axis=-1)
     if value.dtype == bool:
         return ~value
     if value.dtype == object:
@@ -196,7 +198,8 @@ class Model:
 
     def expected(self, inputs: Sequence[Any]) -> list[Any]:
         for _ in range(self.changes):
-            inputs = [_CODE["changed"](value) for value in inputs]
+            pairs = zip(inputs, self.slots, strict=True)
+            inputs = [_CODE["changed"](value, dims) for value, (_, dims) in pairs]
         return list(inputs)
 
 
