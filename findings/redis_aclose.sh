@@ -4,7 +4,7 @@
 # True: 5.0.0 has only close; 5.0.1 has aclose as well, and its close warns. `async with` closes
 #   both without a warning.
 # Versions: redis==5.0.0, redis==5.0.1; Python 3.11; 2026-11-29
-# We heed it in: pyproject.toml: the extra redis begins with 5.0.1.
+# We heed it in: pyproject.toml: the extra redis begins with 5.0.2.
 set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
