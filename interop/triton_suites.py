@@ -501,6 +501,10 @@ SUITES = [
         "L0_lifecycle",
         {"TRITON_SERVER_VERSION": __version__},
         (*ON_CPU, ("SLEEP_TIME=10", "SLEEP_TIME=30")),
+        excluded={
+            "different_platform": "needs TensorRT",
+            "test_model_reload_fail|gpu_limit": "needs a card",
+        },
         limit_s=1800.0,
         version=STAND_INS,
     ),
