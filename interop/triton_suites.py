@@ -513,7 +513,7 @@ SUITES = [
         {"BACKENDS": "onnx"},
         (
             ("TEST_DURATION=25000", "TEST_DURATION=300"),
-            (r"cp -r \S+resnet_v1_50 .*\n(.*\n)", RESNET),
+            (r"cp -r \S+resnet_v1_50 .*\n.*\n.*\n", RESNET),
             (r"1 \* \(1024 \* 1024 \* 1024\)", "200 * 1024 * 1024"),  # by each of 8 threads
         ),
         limit_s=1800.0,
