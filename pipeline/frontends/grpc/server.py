@@ -57,6 +57,10 @@ RETRY_AFTER = "grpc-retry-pushback-ms"
 """Trailing metadata of a status that may be another one later: when, as gRPC's retries read it."""
 
 _GRPCS_ERROR = "ExecuteBatchError"  # in a private module of gRPC
+_DEPARTED = (
+    "Failed sending error status from server",
+    f"{_GRPCS_ERROR} raised in core by servicer method []",  # guarded.py: a path without a method
+)
 _MAX_METADATA = 65536  # bytes, the same as in the HTTP frontend: tokens are long
 _MAX_DETAILS = 2000  # bytes of a status text: clients accept 8 KiB of headers in total
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -402,14 +406,12 @@ def _short(text: str) -> str:
 class _DepartedPeers(logging.Filter):
     """A filter that drops gRPC's report that a peer left before it received an error.
 
-    The line before has reported the error itself, for example a path that is not text. The report
-    adds nothing to act on.
+    The line before has reported the error itself, for example a path that is not text, or the
+    path has no method. The report adds nothing to act on.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind = record.exc_info[0] if record.exc_info else None
         return not (
-            record.msg == "Failed sending error status from server"
-            and kind is not None
-            and kind.__name__ == _GRPCS_ERROR
+            kind is not None and kind.__name__ == _GRPCS_ERROR and record.getMessage() in _DEPARTED
         )

@@ -560,6 +560,19 @@ class ExecuteBatchError(Exception):
     """As gRPC's is called."""
 
 
+@pytest.mark.parametrize(("method", "is_logged"), [("", False), ("/a.B/c", True)])
+@on_loop
+async def test_a_peer_that_left_a_path_without_a_method_is_not_logged(method, is_logged, caplog):
+    """gRPC logs it from 1.84 on, if the peer leaves before UNIMPLEMENTED is sent."""
+    async with door_and_channel(answers_values):
+        logging.getLogger("grpc._cython.cygrpc").error(
+            "ExecuteBatchError raised in core by servicer method [%s]",
+            method,
+            exc_info=ExecuteBatchError(),
+        )
+    assert bool(caplog.text) == is_logged
+
+
 class Departed:
     """The context of a call whose peer has left, which gRPC has not noticed."""
 
