@@ -42,7 +42,6 @@ _UNUSED = {
     "grpc-infer-allocation-pool-size": "there is no such pool",
     "grpc-max-response-pool-size": "there is no such pool",
     "model-load-thread-count": "models are loaded as concurrently as they can be",
-    "model-load-retry-count": "a load is not retried",
     "buffer-manager-thread-count": "arrays are gathered by numpy",
     "pinned-memory-pool-byte-size": "there is no such pool",
     "cuda-memory-pool-byte-size": "there is no such pool",
@@ -74,11 +73,6 @@ _UNUSED = {
 }
 """Flags that are read and change nothing, and why."""
 
-_REFUSED = {
-    "model-config-name": "a model has one configuration",
-}
-"""Flags whose users count on what is not here, and why."""
-
 _DEPRECATED = {
     "strict-model-config": "disable-auto-complete-config",
     "response-cache-byte-size": "cache-config=local,size=<bytes>",
@@ -102,9 +96,6 @@ def repository(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{parser.prog}: unknown: {' '.join(others)}; --help shows all flags\n")
         return _FAILED
     flags = _given(parser, arguments)
-    if refused := sorted(flags & _REFUSED.keys()):
-        sys.stderr.write(f"error: --{refused[0]}: {_REFUSED[refused[0]]}\n")
-        return _FAILED
     sys.stderr.writelines(f"{line}\n" for line in _warnings(options, flags))
     try:
         serve(settings_of(options))
@@ -150,16 +141,15 @@ def _collision(options: argparse.Namespace, error: PortInUseError) -> str:
 
 
 def repository_parser() -> argparse.ArgumentParser:
-    refused = "; ".join(f"--{name} ({why})" for name, why in _REFUSED.items())
     parser = command_parser(
         "repository",
         "Serve the models of repositories by the v2 protocol, over HTTP and gRPC. The flags are "
         "those of Triton's server, as --name=value or --name value. Read, and without effect here: "
-        f"{', '.join(f'--{name}' for name in _UNUSED)}. Not here, and refused: {refused}.",
+        f"{', '.join(f'--{name}' for name in _UNUSED)}.",
         "pipeline repository --model-repository=models --http-port=8000",
     )
     parser.allow_abbrev = True  # as Triton's
-    for name in (*_UNUSED, *_REFUSED):
+    for name in _UNUSED:
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     for add_flags in (_add_models, _add_ports, _add_observing, _add_limits, _add_logs):
         add_flags(parser.add_argument)
@@ -179,6 +169,10 @@ def _add_models(add: Add) -> None:
         metavar="NAME",
         help="loaded at the start in mode explicit; *: all",
     )
+    configs = "configs/NAME.pbtxt replaces config.pbtxt in models that have it"
+    add("--model-config-name", type=_config_name, metavar="NAME", help=configs)
+    retries = "how often a load that fails is tried again"
+    add("--model-load-retry-count", type=_count, default=0, metavar="COUNT", help=retries)
     add("--repository-poll-secs", type=float, default=15, metavar="S")
     add("--strict-model-config", **_NO)
     add("--disable-auto-complete-config", action="store_true")
@@ -281,6 +275,18 @@ def _thread_count(text: str) -> int:
     )
 
 
+def _count(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 0")
+
+
+def _config_name(text: str) -> str:
+    if text and Path(text).name == text:
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file without its .pbtxt")
+
+
 _NO: dict[str, Any] = {"type": _flag, "default": False, "metavar": "BOOL"}
 _YES: dict[str, Any] = {**_NO, "default": True}
 _SEVERAL: dict[str, Any] = {"action": "append", "default": []}
@@ -341,6 +347,8 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
         log_file=options.log_file,
         is_namespaced=options.model_namespacing,
         max_instances=options.max_instances,
+        config_name=options.model_config_name or "",
+        load_retries=options.model_load_retry_count,
         backend_directory=options.backend_directory,
     )
     closed = tuple(key for key, is_open in ports.items() if not is_open)

@@ -60,6 +60,8 @@ class ControlSettings(msgspec.Struct, frozen=True):
         is_namespaced: several repositories may have models of the same name.
         max_instances: limit for one model.
         backend_directory: folder of Python-based backends: BACKEND/model.py.
+        config_name: configs/<config_name>.pbtxt replaces config.pbtxt in models that have it.
+        load_retries: how often a load that fails is tried again.
         server_name: in the server's metadata; clients may look for Triton's.
         log_file: where the log goes; "": to stdout.
     """
@@ -76,6 +78,8 @@ class ControlSettings(msgspec.Struct, frozen=True):
     log_file: str = ""
     is_namespaced: bool = False
     max_instances: int = MAX_INSTANCES
+    config_name: str = ""
+    load_retries: int = 0
     backend_directory: Path = BACKENDS
 
 
@@ -128,7 +132,10 @@ class ModelPoller:
             name = name_of(name)
             if not overrides.files:
                 namespace = str(folder.parent)
-        model = poll_model(name, folder, overrides, settings.cards, settings.completes, namespace)
+        model = poll_model(
+            *(name, folder, overrides, settings.cards, settings.completes, namespace),
+            settings.config_name,
+        )
         check_bounds(name, model.config, settings.max_instances)
         return model
 

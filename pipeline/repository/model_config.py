@@ -67,12 +67,18 @@ TEXT_FILE = "config.pbtxt"
 YAML_FILE = "config.yml"
 
 
-def read_model_config(folder: Path) -> ModelConfig | None:
+def read_model_config(folder: Path, name: str = "") -> ModelConfig | None:
     """Return what the file in a model's folder says, and nothing else; None: there is none.
+
+    Args:
+        name: configs/<name>.pbtxt is read if it exists, and no other file.
 
     Raises:
         ConfigError: it cannot be read or says what no configuration can; or there are two files.
     """
+    named = folder / "configs" / f"{name}.pbtxt"
+    if name and named.is_file():
+        return parse_text(named.read_bytes(), str(named))
     text, yml = folder / TEXT_FILE, folder / YAML_FILE
     if text.is_file() and yml.is_file():
         raise ConfigError(f"{folder}: there are {TEXT_FILE} and {YAML_FILE}; keep one of them.")

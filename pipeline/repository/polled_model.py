@@ -104,12 +104,14 @@ def poll_model(
     cards: Collection[int] = (),
     completes: bool = True,
     namespace: str = "",
+    config_name: str = "",
 ) -> PolledModel:
     """Look at a model's folder, and read its configuration.
 
     Args:
         completes: what the configuration does not say of inputs and outputs is read from the
             model's file when that is loaded.
+        config_name: see `read_model_config`.
 
     Raises:
         ConfigError: what is wrong, in Triton's words.
@@ -122,7 +124,7 @@ def poll_model(
         except ConfigError as error:
             raise ConfigError(f"Invalid config override: {error}") from None
     else:
-        config = read_model_config(folder)
+        config = read_model_config(folder, config_name)
     if config is None:
         if not completes:
             file = folder / "config.pbtxt"

@@ -165,7 +165,7 @@ def make_control(
             settings.control.backend_directory,
             *(processes, share, replica),
         )
-        versions = ModelVersions(models, maker)
+        versions = ModelVersions(models, maker, settings.control.load_retries)
         if replica is None:
             control = ModelControl(settings.control, versions)
         else:

@@ -33,11 +33,13 @@ class ModelVersions:
     Args:
         registry: gets ready versions.
         maker: loads versions.
+        retries: how often a load that fails is tried again.
     """
 
-    def __init__(self, registry: ModelRegistry, maker: GraphMaker) -> None:
+    def __init__(self, registry: ModelRegistry, maker: GraphMaker, retries: int = 0) -> None:
         self._registry = registry
         self._maker = maker
+        self._tries = 1 + retries
         self._states: dict[str, dict[int, VersionState]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -126,6 +128,13 @@ class ModelVersions:
         return versions
 
     async def _load(self, source: ModelSource, state: VersionState) -> None:
+        for _ in range(self._tries):
+            await self._try_to_load(source, state)
+            if state.served is not None:
+                return
+        state.state = ModelState.UNAVAILABLE
+
+    async def _try_to_load(self, source: ModelSource, state: VersionState) -> None:
         try:
             state.served = await self._maker.make(source)
         except PipelineError as error:
@@ -140,7 +149,6 @@ class ModelVersions:
             state.reason = f"Internal: {described(error)}"
         else:
             return
-        state.state = ModelState.UNAVAILABLE
         _LOGGER.error(
             "failed to load '%s' version %d: %s", source.name, source.version, state.reason
         )

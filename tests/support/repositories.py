@@ -145,12 +145,14 @@ class ServedDouble:
 class MakerDouble:
     """Loads at once what is not among `broken`, and ends it when the test lets it.
 
+    Of what is broken, `failures` loads fail.
     `made`, `ended` and `waiting` have "name:version" of each.
     """
 
     def __init__(self):
         self.made, self.ended, self.waiting = [], [], []
         self.broken: set[str] = set()
+        self.failures = 1000
         self.may_end = asyncio.Event()
         self.may_end.set()
         self.may_load = asyncio.Event()
@@ -161,7 +163,8 @@ class MakerDouble:
         self.waiting.append(key)
         await self.may_load.wait()
         self.waiting.remove(key)
-        if source.name in self.broken or key in self.broken:
+        if self.failures and (source.name in self.broken or key in self.broken):
+            self.failures -= 1
             raise ConfigError("it is broken")
         self.made.append(key)
         return ServedDouble(source)

@@ -26,8 +26,8 @@ class Controlled:
     def __init__(self, *repositories, mode="explicit", **more):
         self.maker = MakerDouble()
         self.models = ModelRegistry(is_repository=True)
-        self.versions = ModelVersions(self.models, self.maker)
         settings = ControlSettings(tuple(repositories), mode, **more)
+        self.versions = ModelVersions(self.models, self.maker, settings.load_retries)
         self.control = ModelControl(settings, self.versions)
 
     async def __aenter__(self):
@@ -142,6 +142,32 @@ async def test_a_failed_load_leaves_the_old_one_serving(tmp_path):
         there.maker.broken = set()
         await there.load("a")
         assert there.maker.made == ["a:1", "a:1"], "the next one tries again"
+
+
+@on_loop
+@pytest.mark.parametrize(("failures", "is_loaded"), [(2, True), (3, False)])
+async def test_a_load_that_fails_is_tried_again(tmp_path, failures, is_loaded):
+    add_identity(tmp_path, "a", 1)
+    async with Controlled(tmp_path, load_retries=2) as there:
+        there.maker.broken, there.maker.failures = {"a"}, failures
+        if is_loaded:
+            await there.load("a")
+        else:
+            assert "it is broken" in (await there.refused(there.load("a")))[1]
+        assert there.shown == ["a:1"] * is_loaded
+
+
+@on_loop
+async def test_the_named_configuration_of_a_model_counts_if_it_has_one(tmp_path):
+    for name in "ab":
+        add_identity(tmp_path, name, 1, 2)
+    (tmp_path / "a" / "configs").mkdir()
+    named = (tmp_path / "a" / "config.pbtxt").read_text() + "version_policy { all {} }"
+    (tmp_path / "a" / "configs" / "small.pbtxt").write_text(named)
+    async with Controlled(tmp_path, config_name="small") as there:
+        await there.load("a")
+        await there.load("b")
+        assert there.shown == ["a:1", "a:2", "b:2"]
 
 
 @on_loop

@@ -159,13 +159,30 @@ def test_flags_without_effect_are_accepted(settings_of):
                 (["--allow-http=0", "--edge=embedded"], "the gateway must serve gRPC alone"),
             ]
         ),
-        (["--model-config-name=a"], "--model-config-name: a model has one configuration"),
-        (["--model-config=a"], "--model-config-name: a model has one configuration"),
         (["--trace-config", "level=FULL"], "invalid value for trace level option: FULL"),
     ],
 )
 def test_an_invalid_flag_is_refused(settings_of, capsys, flags, text):
     assert module.repository(["--model-repository=/r", *flags]) == 1
+    assert text in capsys.readouterr().err
+
+
+def test_configurations_have_a_name_and_loads_are_tried_again(settings_of):
+    control = settings_of("--model-config-name=small", "--model-load-retry-count=2").control
+    assert (control.config_name, control.load_retries) == ("small", 2)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        ("--model-config-name=", "'' is not the name of a file"),
+        ("--model-config-name=../a", "'../a' is not the name of a file"),
+        ("--model-load-retry-count=-1", "'-1' is not a whole number >= 0"),
+    ],
+)
+def test_a_name_that_is_no_file_and_a_count_below_0_are_refused(settings_of, capsys, flag, text):
+    with pytest.raises(SystemExit):
+        settings_of(flag)
     assert text in capsys.readouterr().err
 
 

@@ -134,8 +134,6 @@ class PythonBackend(Backend):
     def graph(self, source: ModelSource) -> Graph:
         """Return a graph whose Op runs the model."""
         config = source.config
-        if not config.output:
-            raise ConfigError(f"must specify at least one output for model '{config.name}'")
         cards = cards_of(config)
         spec = ModelSpec(
             source.name,
