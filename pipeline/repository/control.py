@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -148,11 +148,19 @@ class ModelControl:
     Args:
         settings: of the repositories.
         versions: loads and ends versions.
+        on_readiness: gets `is_ready` after each change, before who asked for it has an answer: an
+            engine tells that it is ready before its model is.
     """
 
-    def __init__(self, settings: ControlSettings, versions: ModelVersions) -> None:
+    def __init__(
+        self,
+        settings: ControlSettings,
+        versions: ModelVersions,
+        on_readiness: Callable[[bool], None],
+    ) -> None:
         self._settings = settings
         self._versions = versions
+        self._on_readiness = on_readiness
         self._known: dict[str, PolledModel] = {}
         self._asked_for: set[str] = set()  # requested by name, not as a part of others
         self._changing: set[str] = set()
@@ -443,6 +451,7 @@ class ModelControl:
             async with self._changed:
                 self._changing -= names
                 self._changed.notify_all()
+            self._on_readiness(self.is_ready)
 
 
 class OverrideFiles:

@@ -71,7 +71,7 @@ class ReplicatedControl(ModelControl):
     def __init__(
         self, settings: ControlSettings, versions: ModelVersions, replica: ReplicaContext
     ) -> None:
-        super().__init__(settings, versions)
+        super().__init__(settings, versions, replica.on_readiness)
         self._replica = replica
         self._made: dict[str, WantedChange] = {}  # the last of each model
         self._turns_of = WeakValueDictionary[str, asyncio.Lock]()  # callers name models at will
@@ -156,8 +156,6 @@ class ReplicatedControl(ModelControl):
             except Exception as error:  # of any kind: who asks waits for an answer
                 text = _told(change, error)
                 return ChangeOutcome(*who, text.kind.name, str(text))
-            finally:  # an engine tells that it is ready before its model is
-                self._replica.on_readiness(self.is_ready)
             self._made[change.name] = change
             return ChangeOutcome(*who)
 

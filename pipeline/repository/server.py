@@ -167,7 +167,7 @@ def make_control(
         )
         versions = ModelVersions(models, maker, settings.control.load_retries)
         if replica is None:
-            control = ModelControl(settings.control, versions)
+            control = ModelControl(settings.control, versions, on_readiness)
         else:
             control = ReplicatedControl(settings.control, versions, replica)
         processes.models = RepositoryHost(served, control, share.metrics)

@@ -28,7 +28,8 @@ class Controlled:
         self.models = ModelRegistry(is_repository=True)
         settings = ControlSettings(tuple(repositories), mode, **more)
         self.versions = ModelVersions(self.models, self.maker, settings.load_retries)
-        self.control = ModelControl(settings, self.versions)
+        self.told = []
+        self.control = ModelControl(settings, self.versions, self.told.append)
 
     async def __aenter__(self):
         await self.control.start()
@@ -138,6 +139,7 @@ async def test_a_failed_load_leaves_the_old_one_serving(tmp_path):
             "it is broken;\n",
         )
         assert there.models.latest("a").served is before
+        assert there.told[-1], "of the old one"
         assert (await there.index())[0] == ("a", "1", "READY", "")
         there.maker.broken = set()
         await there.load("a")
@@ -185,6 +187,7 @@ async def test_a_load_is_complete_or_fails(tmp_path):
         await there.load("a")
         assert there.shown == ["a:1", "a:2"]
         assert there.control.is_ready
+        assert there.told[-2:] == [False, True]
 
 
 @on_loop
