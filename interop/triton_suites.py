@@ -402,6 +402,7 @@ SUITES = [
         "L0_cmdline_trace",
         edits=((r"TRACE_SUMMARY=", r"TRACE_SUMMARY='python3 ../common/trace_summary.py' #"),),
     ),
+    Suite("L0_custom_model_config"),
     Suite("L0_data_compression", edits=WITHOUT_DATA_COMPRESSOR),
     Suite(
         "L0_decoupled",
