@@ -402,6 +402,7 @@ SUITES = [
         "L0_cmdline_trace",
         edits=((r"TRACE_SUMMARY=", r"TRACE_SUMMARY='python3 ../common/trace_summary.py' #"),),
     ),
+    Suite("L0_config_json"),
     Suite("L0_custom_model_config"),
     Suite("L0_data_compression", edits=WITHOUT_DATA_COMPRESSOR),
     Suite(
@@ -473,6 +474,7 @@ SUITES = [
         {"BACKENDS": "onnx"},
         (("create_nop", TAKES_EMPTY),),
     ),
+    Suite("L0_initializer_as_input", ONNX),
     Suite(
         "L0_input_validation",
         edits=(
@@ -622,6 +624,9 @@ SUITES = [
     ),
     Suite("L0_simple_example", edits=((CLIENT_IN_CPP, ""),)),
     Suite("L0_storage_S3_local", excluded={"": "repositories are folders"}),
+    Suite(
+        "L0_socket", edits=((r"DATADIR=`pwd`/models", "DATADIR=`pwd`/../L0_simple_example/models"),)
+    ),
     Suite("L0_string_io", ONNX),
     Suite(
         "L0_trace",

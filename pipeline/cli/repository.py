@@ -316,11 +316,13 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
     if patterns:
         dag["forward_headers"] = "|".join(map(_grouped, sorted(patterns)))
     if options.allow_metrics:
-        address = options.metrics_address
+        address = options.http_address if options.allow_http else "0.0.0.0"
+        if options.metrics_address is not None:
+            address = options.metrics_address
         dag |= {
             "enable_prometheus": True,
             "prometheus_port": options.metrics_port,
-            "prometheus_host": _host(options.http_address if address is None else address),
+            "prometheus_host": _host(address),
         }
     server["restricted_apis"] = {
         "http": _restrictions("--http-restricted-api", options.http_restricted_api),

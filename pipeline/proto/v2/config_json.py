@@ -13,29 +13,36 @@ _SIXTY_FOUR_BITS = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT6
 
 
 def as_json(config: ModelConfig) -> dict[str, Any]:
-    """Return a configuration for JSON, with unset fields, and with 64-bit integers as numbers.
+    """Return a configuration for JSON, with unset fields, in the order of their declaration.
 
-    As in Triton, nested messages that were not given are left out.
+    64-bit integers are numbers. As in Triton, nested messages that were not given are left out.
     """
-    result: dict[str, Any] = json_format.MessageToDict(
-        config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    return _in_order(
+        json_format.MessageToDict(
+            config, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        ),
+        config.DESCRIPTOR,
     )
-    _unquote(result, config.DESCRIPTOR)
-    return result
 
 
-def _unquote(message: dict[str, Any], descriptor: Any) -> None:
-    """Convert 64-bit integers from protobuf's texts to numbers, at any depth."""
-    for name, value in message.items():
-        field = descriptor.fields_by_name[name]
-        if field.cpp_type in _SIXTY_FOUR_BITS:
-            message[name] = [int(item) for item in value] if type(value) is list else int(value)
-        elif field.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
-            continue
-        elif field.message_type.GetOptions().map_entry:
-            of_values = field.message_type.fields_by_name["value"]
-            for item in value.values() if of_values.message_type is not None else ():
-                _unquote(item, of_values.message_type)
-        else:
-            for item in value if type(value) is list else (value,):
-                _unquote(item, field.message_type)
+def _in_order(message: dict[str, Any], descriptor: Any) -> dict[str, Any]:
+    """Return a message with its fields in the order of their declaration, at any depth."""
+    return {
+        field.name: _value(message[field.name], field)
+        for field in descriptor.fields
+        if field.name in message
+    }
+
+
+def _value(value: Any, field: Any) -> Any:
+    """Return a field's value, or list of values; 64-bit integers are texts in protobuf's JSON."""
+    if type(value) is list:
+        return [_value(item, field) for item in value]
+    if field.cpp_type in _SIXTY_FOUR_BITS:
+        return int(value)
+    if field.cpp_type != FieldDescriptor.CPPTYPE_MESSAGE:
+        return value
+    if not field.message_type.GetOptions().map_entry:
+        return _in_order(value, field.message_type)
+    of_values = field.message_type.fields_by_name["value"]
+    return {key: _value(item, of_values) for key, item in value.items()}

@@ -126,6 +126,8 @@ def test_each_port_has_its_own_address(settings_of):
     server = settings_of("--metrics-address=127.0.0.3", "--allow-grpc=false")
     assert server.server["dag"]["prometheus_host"] == "127.0.0.3"
     assert server.closed == ("rpc_port",)
+    server = settings_of("--http-address=-47", "--allow-http=false")
+    assert server.server["dag"]["prometheus_host"] == "::", "the address of HTTP is not used"
 
 
 def test_ports_are_shared_with_other_servers_if_one_of_them_is(settings_of):

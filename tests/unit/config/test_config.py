@@ -205,6 +205,10 @@ def test_deep_nesting_is_refused_before_it_can_crash_the_parser(write: Write, op
         ({"http_port": 0}, (0, 0)),
         ({"rpc_port": 0}, (0, None)),
         ({"rpc_port": None, "http_port": 1024}, (1025, 1024)),
+        (
+            {"rpc_port": 9000, "http_port": 9000, "rpc_host": "::1", "http_host": "127.0.0.2"},
+            (9000, 9000),
+        ),
     ],
 )
 def test_ports(given_ports: dict[str, Any], expected: tuple[int, int | None]) -> None:

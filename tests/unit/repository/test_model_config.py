@@ -85,6 +85,10 @@ def test_invalid_json_is_refused(text, expected):
 
 def test_missing_keys_are_shown_with_defaults_and_numbers_are_numbers():
     shown = as_json(parse_text(TEXT.encode(), "x"))
+    order = ["name", "platform", "backend", "version_policy", "max_batch_size", "input", "output"]
+    assert [name for name in shown if name in order] == [name for name in order if name in shown]
+    (policy,) = shown["dynamic_batching"]["priority_queue_policy"].values()
+    assert [*policy][:2] == ["timeout_action", "default_timeout_microseconds"]
     (x,) = shown["input"]
     assert x == {
         "name": "x",
