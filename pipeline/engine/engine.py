@@ -37,7 +37,6 @@ from pipeline.engine.journal.journal import (
     outcome_of,
 )
 from pipeline.engine.op.cache import CachedGraph, ModelCache
-from pipeline.engine.op.dispatcher import OpDispatcher
 from pipeline.engine.pack_jobs import Packer, PackJob, Unpacker
 from pipeline.engine.request import (
     ACTIVE,
@@ -76,8 +75,6 @@ from pipeline.system.startup_log import log_slow_starts
 
 _LOGGER = logging.getLogger(__name__)
 _JOIN_TIMEOUT_S = 5.0
-_SLICES_TIMEOUT_S = 2.0  # the Op of a longer slice hangs, or is slow
-_LOOK_S = 0.002
 
 
 def join_trips(
@@ -278,7 +275,6 @@ class Engine:
             except TimeoutError:
                 self.answer_all_closed()
         nodes = self.executor.nodes.values()
-        await _generators_closed([node for node in nodes if node.streams])
         self.executor.trips.close()
         for node in nodes:
             node.close()
@@ -471,14 +467,3 @@ class Engine:
         self._admission.release(request, request.outcome not in FROM_OUTSIDE)
         if self._is_closing and self._admission.is_empty:
             self._all_answered.set()
-
-
-async def _generators_closed(streaming: Sequence[OpDispatcher]) -> None:
-    """Wait until workers have closed the generators that nobody waits for; not for long."""
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + _SLICES_TIMEOUT_S
-    while loop.time() < ends:
-        streaming = [node for node in streaming if node.is_awaited()]
-        if not streaming:
-            return
-        await asyncio.sleep(_LOOK_S)

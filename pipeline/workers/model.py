@@ -144,12 +144,16 @@ class ModelWorkers(WorkersBase):
             return
         self._note(run)
         collector = None if request.target is None else request.target.collector
+        together = None
         if convoy is not None:
-            convoy = convoy.following([step.model_info(info) for info in convoy.infos])
+            together = convoy.following([step.model_info(info) for info in convoy.infos])
         try:
-            run.handle = ask(step, item, item.trace, run, collector, convoy)
+            run.handle = ask(step, item, item.trace, run, collector, together)
         except Exception as error:  # of the model, or our own on some data
-            run.over(failure_of(step, error))
+            if convoy is None:
+                run.over(failure_of(step, error))
+            else:  # an error names its request
+                self.send_each(run, convoy)
             return
         if run.handle is None:
             run.over(answer_of(step, item, {}))

@@ -37,6 +37,7 @@ from pipeline.workers.warm_up import warm_up
 _LOGGER = logging.getLogger(__name__)
 
 _LOOK_S = 0.01  # between checks of threads that are about to end
+_FOR_THE_ENDS = 0.2  # of the time to stop: for threads to end that have no job
 _MAX_STUCK = 32  # threads that may hang at once before an Op gives up replacing them
 _KEPT = "the worker hangs, and has the state of the sequence. Begin it again with START"
 
@@ -290,14 +291,22 @@ class ThreadWorkers(WorkersBase):
         if job is None:
             self.pool.make_idle(worker)
 
+    async def _wait_for_jobs(self, ends: float) -> None:
+        """Wait until no worker has a job: after its slice a generator may have to be closed."""
+        while len(self.pool.idle) < len(self._workers):
+            if time.monotonic() >= ends:
+                return
+            await asyncio.sleep(_LOOK_S)
+
     async def stop(self, timeout_s: float) -> int:
         self._is_stopped = True
+        deadline = time.monotonic() + timeout_s
+        await self._wait_for_jobs(deadline - timeout_s * _FOR_THE_ENDS)
         self.pool.close()
         candidates = [*self._workers, *self._stuck, *self._leaving]
         for worker in candidates:
             worker.thread.inbox.put(None)
         threads = [worker.thread for worker in candidates]
-        deadline = time.monotonic() + timeout_s
 
         def join_all() -> None:
             for thread in threads:

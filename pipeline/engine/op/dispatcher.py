@@ -81,7 +81,7 @@ class OpDispatcher:
         self.spans: SpanRecorder = SpanRecorder(index, observers)
         waits = config.timeout_s, op.pipeline_patience_s
         self.watch: WorkerWatch = WorkerWatch(
-            self.workers, self.load, self.is_awaited, *waits, loop, self._give_up
+            self.workers, self.load, self._is_awaited, *waits, loop, self._give_up
         )
         self.is_dirty: bool = False
         self._router = router
@@ -157,7 +157,7 @@ class OpDispatcher:
         if self.channel.is_join:
             self.channel.discard_parts(request)
         self._drop_ready(request)
-        if self.is_awaited():
+        if self._is_awaited():
             if request.generation == RequestState.OVER:
                 self.workers.forget(request.data_id)
             self.watch.abandoned()
@@ -274,7 +274,7 @@ class OpDispatcher:
 
     # Out --------------------------------------------------------------------------------
 
-    def is_awaited(self) -> bool:
+    def _is_awaited(self) -> bool:
         """Return whether anything runs here, or may still come in a trip."""
         return self.load.running > 0 or self._router.trips.has_trips(self)
 

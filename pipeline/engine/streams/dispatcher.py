@@ -286,8 +286,8 @@ class StreamDispatcher(OpDispatcher):
             for run in [flow.run for flow in self._runs.values()]:
                 self.lost(run, outage)
 
-    def is_awaited(self) -> bool:
-        return self._slices > 0 or super().is_awaited()
+    def _is_awaited(self) -> bool:
+        return self._slices > 0 or super()._is_awaited()
 
     def _is_back(self, run: StreamRun) -> None:
         """Note that a run is at no worker."""

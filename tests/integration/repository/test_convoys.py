@@ -224,6 +224,21 @@ def test_together_they_may_have_more_samples_than_a_model_takes_of_one(tmp_path)
         assert [reply[:2] for reply in replies] == [(200, [n + 3.0, 3.5]) for n in range(8)]
 
 
+def test_a_refusal_at_a_later_step_names_the_request_of_each(tmp_path):
+    added(tmp_path, ALONE)
+    config = tmp_path / "b" / "config.pbtxt"
+    config.write_text(config.read_text().replace("dims: [ -1 ]", "dims: [ 2 ]", 1))
+    with serving(tmp_path) as served, calling(served) as callers:
+        load(served, "a", "b", "c", "e")
+        for connection in callers.sockets:
+            connection.sendall(bytes_of("e", [0.0, 0.0, 0.0], "learn"))
+            assert reply_on(connection)[0] == 400
+        are_quick(served, "a", "b", "c")
+        replies = callers.ask("e", [[float(n), 1.0, 2.0] for n in range(8)])
+        assert [reply[0] for reply in replies] == [400] * 8
+        assert [f"[request id: id{n}]" in replies[n][1] for n in range(8)] == [True] * 8
+
+
 @pytest.mark.parametrize("config", [BATCHES, IN_A_THREAD], ids=["process", "thread"])
 def test_requests_for_one_model_share_a_batch_and_count_separately(tmp_path, config):
     added(tmp_path, config)
