@@ -143,7 +143,7 @@ def _config_of(entry: ModelEntry) -> ModelConfig:
 def _joined_rows(
     model: _FoundModel, feeds: dict[str, Any], info: RequestInfo, convoy: Members
 ) -> int:
-    """Return the number of samples of all members. Raises InputError: one's inputs do not fit."""
+    """Return the number of samples of all members. Raises InputError: they do not fit."""
     most = max(convoy.rows)
     _rows(model, {name: value[:most] for name, value in feeds.items()}, info)
     return sum(convoy.rows)

@@ -29,7 +29,7 @@ from pipeline.engine.schema_checks import CheckedUnpacker
 from pipeline.errors import PipelineError
 from pipeline.frontends.api.pipelines import Pipelines
 from pipeline.frontends.v2 import forms
-from pipeline.repository import served_models
+from pipeline.frontends.v2.convoys import ConvoyCollector
 from pipeline.workers.shm.server_memory import ServerMemory
 
 Mutant = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -436,11 +436,11 @@ def tensors_without_samples_are_joined() -> Iterator[None]:
 
 
 @together_mutant
-def joined_requests_are_checked_as_one() -> Iterator[None]:
-    """Requests that go together may have no more samples than one may have."""
+def requests_get_each_others_answers() -> Iterator[None]:
+    """The answers to requests that went together are in another order."""
 
-    def make(_: Any) -> Any:
-        return lambda model, feeds, info, convoy: served_models._rows(model, feeds, info)
+    def make(answers: Any) -> Any:
+        return lambda self, answer, *given: list(answers(self, answer, *given))[::-1]
 
-    with _wrapped(served_models, "_joined_rows", make):
+    with _wrapped(ConvoyCollector, "answers", make):
         yield

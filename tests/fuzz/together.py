@@ -2,7 +2,8 @@
 
 The models differ in what decides whether requests may share a message, a batch or a memory block:
 the batch dimension, shapes, types, batching, workers, ensembles. Each caller expects the answer
-that its request would have alone.
+that its request would have alone. The server's loop is held up again and again, so that requests
+come together.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -20,6 +22,7 @@ from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 import numpy as np
@@ -28,11 +31,14 @@ from repositories import control, serving
 
 from fuzz.campaign import campaign, parser_of
 from fuzz.mutants import TOGETHER_MUTANTS
+from pipeline.engine.convoy import Convoy
+from pipeline.engine.convoy_way import SharedMessages
 from pipeline.proto import inference_v2_pb2 as v2
 
 _CALLERS = 8
 _REQUESTS = 40  # of each caller
 _TIMEOUT_S = 60.0
+_HELD_S, _FREE_S = 0.004, 0.002  # the server's loop, in turn
 _TYPES: dict[str, Any] = {
     "FP32": np.float32, "FP64": np.float64, "INT8": np.int8, "INT64": np.int64,
     "UINT8": np.uint8, "BOOL": np.bool_, "FP16": np.float16, "BYTES": np.object_,
@@ -95,6 +101,8 @@ _SERVER = {"cache": {"local": {"size": 2**20}}}
 class Model:
     """A model; or one that asks another model: an ensemble of it twice, or one in Python.
 
+    Requests to a model that `joins` may go together, unless its first axis is no sample axis.
+
     Attributes:
         most: its `max_batch_size`.
         slots: datatype and dims of each input; the outputs have the same.
@@ -102,11 +110,13 @@ class Model:
         changes: how often each value is changed.
     """
 
-    def __init__(self, rng: random.Random, name: str) -> None:
+    def __init__(self, rng: random.Random, name: str, joins: bool) -> None:
         self.name = name
-        self.most = rng.choice((0, 0, 1, 2, 8))
-        self.backend = rng.choice(("python", "python", "python", "onnxruntime", "identity"))
+        self.most = rng.choice((0, 1, 2, 8))
+        self.backend = "python" if joins else rng.choice(("python", "onnxruntime", "identity"))
         types = [*(_ONNX_TYPES if self.backend == "onnxruntime" else _TYPES)]
+        if joins:
+            types.remove("BYTES")
         self.slots = [(rng.choice(types), _dims(rng)) for _ in range(rng.choice((1, 1, 2)))]
         self.changes = int(self.backend == "python")
         # two requests of one form in a row are what lets others join them
@@ -114,13 +124,14 @@ class Model:
         self._code, self._asks = _MODEL, ""
         batching = ("", "", "dynamic_batching { }", _DELAYED % 500, _DELAYED % 5000)
         self._more = [rng.choice(batching)]
-        if self.backend == "python" and rng.random() < 0.3:
+        if self.backend == "python" and not joins and rng.random() < 0.5:
             self._more.append(_IN_A_THREAD)  # one instance
         else:
             self._more.append(f"instance_group {{ count: {rng.choice((1, 1, 2))} }}")
-        if rng.random() < 0.2:
+        if not joins and rng.random() < 0.3:
             self._more.append("response_cache { enable: true }")
-        self._is_ragged = bool(self.most) and self.backend == "python" and rng.random() < 0.3
+        may_be_ragged = self.most and self.backend == "python" and not joins
+        self._is_ragged = bool(may_be_ragged) and rng.random() < 0.3
 
     def _form(self, rng: random.Random) -> list[tuple[int, ...]]:
         rows = () if not self.most else (rng.randint(1, min(3, self.most)),)
@@ -360,17 +371,59 @@ def _loaded(models: Sequence[Model], edge: str, findings: list[str]) -> Iterator
             yield server
 
 
+@contextlib.contextmanager
+def _holding_up(server: Any) -> Iterator[None]:
+    """Hold the server's loop up, in turns; let models be quick, so that they share messages."""
+    entries, is_over = server.models.entries(), threading.Event()
+    loop = entries[0].served.engine._loop
+    for entry in entries:
+        for node in entry.served.engine.executor.nodes.values():
+            for around in node.filters:
+                if isinstance(around, SharedMessages):
+                    around._mean_ns = 1000.0
+
+    def hold_up() -> None:
+        while not is_over.wait(_FREE_S):
+            loop.call_soon_threadsafe(time.sleep, _HELD_S)
+            is_over.wait(_HELD_S)
+
+    holder = threading.Thread(target=hold_up)
+    holder.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        holder.join()
+
+
 def run(seed: int) -> list[str]:
     """Return the defects that the case of a seed shows."""
+    return counted(seed)[0]
+
+
+def counted(seed: int) -> tuple[list[str], int]:
+    """Return the same, and how many requests went together with others."""
     findings: list[str] = []
+    joined = 0
+
+    def make(enter: Any) -> Any:
+        def counting(self: Convoy, *given: Any) -> None:
+            nonlocal joined
+            joined += len(self)
+            enter(self, *given)
+
+        return counting
+
     rng = random.Random(f"together {seed}")
-    models = [Model(rng, name) for name in "ab"]
+    models = [Model(rng, "a", joins=True), Model(rng, "b", joins=False)]
     models += [rng.choice(models).twice(rng), rng.choice(models).asking()]
     edge = rng.choice(("embedded", "embedded", "gateway"))
-    with _loaded(models, edge, findings) as server:
+    counting = mock.patch.object(Convoy, "enter", make(Convoy.enter))
+    with counting, _loaded(models, edge, findings) as server:
         if not findings:
-            _storm(seed, server, models, findings)
-    return findings
+            with _holding_up(server):
+                _storm(seed, server, models, findings)
+    return findings, joined
 
 
 def _storm(seed: int, server: Any, models: Sequence[Model], findings: list[str]) -> None:
@@ -402,8 +455,17 @@ def _storm(seed: int, server: Any, models: Sequence[Model], findings: list[str])
 def main() -> int:
     parser = parser_of("together", __doc__, TOGETHER_MUTANTS)
     given = parser.parse_args()
+    joined: list[int] = []
+
+    def run_and_count(seed: int) -> list[str]:
+        findings, count = counted(seed)
+        joined.append(count)
+        return findings
+
     with TOGETHER_MUTANTS.get(given.mutant, contextlib.nullcontext)():
-        return campaign(parser.prog, given, run)
+        status = campaign(parser.prog, given, run_and_count)
+    print(f"{sum(joined)} requests went together with others")
+    return status if any(joined) else 1
 
 
 if __name__ == "__main__":

@@ -406,8 +406,7 @@ def _short(text: str) -> str:
 class _DepartedPeers(logging.Filter):
     """A filter that drops gRPC's report that a peer left before it received an error.
 
-    The line before has reported the error itself, for example a path that is not text, or the
-    path has no method. The report adds nothing to act on.
+    Nothing is to be done about it. A line before it has reported an error of this server.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

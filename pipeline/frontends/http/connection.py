@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _MAX_AHEAD_BYTES = SHORT_BYTES  # that wait for the previous request; plus one packet
 _LINGER_TIMEOUT_S = 5.0  # so that a client that still sends sees the answer
-_LINGER_BYTES = 4 << 20  # a client that has sent as many gets as much time again
+_LINGER_BYTES = 4 << 20  # a client that has sent so many bytes in this time gets it again
 _MAX_LINGER_S = 30.0
 _NO_HEAD = AnswerHead()
 
