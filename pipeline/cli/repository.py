@@ -316,13 +316,10 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
     if patterns:
         dag["forward_headers"] = "|".join(map(_grouped, sorted(patterns)))
     if options.allow_metrics:
-        address = options.http_address if options.allow_http else "0.0.0.0"
-        if options.metrics_address is not None:
-            address = options.metrics_address
         dag |= {
             "enable_prometheus": True,
             "prometheus_port": options.metrics_port,
-            "prometheus_host": _host(address),
+            "prometheus_host": _metrics_host(options),
         }
     server["restricted_apis"] = {
         "http": _restrictions("--http-restricted-api", options.http_restricted_api),
@@ -336,26 +333,11 @@ def settings_of(options: argparse.Namespace) -> RepositorySettings:
     if options.allow_client_shm is not None:
         server["client_shared_memory"] = {"allow": options.allow_client_shm}
     server |= {"dag": dag, "stop_grace_period": round(options.exit_timeout_secs * 1000)}
-    completes = not (options.strict_model_config or options.disable_auto_complete_config)
-    control = ControlSettings(
-        tuple(dict.fromkeys(Path(path) for path in options.model_repository)),  # each once
-        options.model_control_mode,
-        tuple(options.load_model),
-        options.repository_poll_secs,
-        completes,
-        options.strict_readiness,
-        options.exit_on_error,
-        server_name=options.id,
-        log_file=options.log_file,
-        is_namespaced=options.model_namespacing,
-        max_instances=options.max_instances,
-        config_name=options.model_config_name or "",
-        load_retries=options.model_load_retry_count,
-        backend_directory=options.backend_directory,
-    )
     closed = tuple(key for key, is_open in ports.items() if not is_open)
     kinds = options.log_info, options.log_warning, options.log_error, options.log_verbose
-    return RepositorySettings(control, server, options.log_verbose, LogSwitches(*kinds), closed)
+    return RepositorySettings(
+        _control_of(options), server, options.log_verbose, LogSwitches(*kinds), closed
+    )
 
 
 def _doors(options: argparse.Namespace) -> dict[str, Any]:
@@ -425,6 +407,32 @@ def _restrictions(flag: str, texts: Sequence[str], prefix: str = "") -> list[dic
                 raise ConfigError(f"{flag}: {text}")
         restrictions.append({"apis": names, "header": prefix + header, "value": value})
     return restrictions
+
+
+def _control_of(options: argparse.Namespace) -> ControlSettings:
+    completes = not (options.strict_model_config or options.disable_auto_complete_config)
+    return ControlSettings(
+        tuple(dict.fromkeys(Path(path) for path in options.model_repository)),  # each once
+        options.model_control_mode,
+        tuple(options.load_model),
+        options.repository_poll_secs,
+        completes,
+        options.strict_readiness,
+        options.exit_on_error,
+        server_name=options.id,
+        log_file=options.log_file,
+        is_namespaced=options.model_namespacing,
+        max_instances=options.max_instances,
+        config_name=options.model_config_name or "",
+        load_retries=options.model_load_retry_count,
+        backend_directory=options.backend_directory,
+    )
+
+
+def _metrics_host(options: argparse.Namespace) -> str:
+    if options.metrics_address is not None:
+        return _host(options.metrics_address)
+    return _host(options.http_address if options.allow_http else "0.0.0.0")
 
 
 def _host(address: str) -> str:

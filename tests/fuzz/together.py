@@ -101,7 +101,7 @@ _SERVER = {"cache": {"local": {"size": 2**20}}}
 class Model:
     """A model; or one that asks another model: an ensemble of it twice, or one in Python.
 
-    Requests to a model that `joins` may go together, unless its first axis is no sample axis.
+    Requests to a model that `joins` go together, if its first axis has the samples.
 
     Attributes:
         most: its `max_batch_size`.

@@ -178,6 +178,7 @@ _DATA: dict[str, str] = {
     },
     "pipeline.workers.shm.pickling": "_built",
 }
+_MOVED = {"pathlib._local": "pathlib"}  # by Python 3.13 alone
 _OURS = (
     "pipeline.dropin.names",
     "pipeline.data",
@@ -239,6 +240,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _resolved(module: str, name: str) -> Any:
+    module = _MOVED.get(module, module)
     if (module, name) == ("builtins", "getattr"):
         return _attribute
     if name in _DATA.get(module, "").split():

@@ -113,6 +113,11 @@ def test_data_is_opened_as_pickle_opens_it(data):
     assert type(result) is type(data)
 
 
+def test_a_path_of_a_worker_on_python_3_13_is_opened():
+    pickled = b"cpathlib._local\nPurePosixPath\n(Va\ntR."
+    assert data_of(pickled) == pathlib.PurePosixPath("a")
+
+
 def test_objects_of_users_classes_are_opened():
     slotted = Slotted()
     slotted.a = 5
