@@ -13,6 +13,7 @@ from paths import ROOT
 
 from benchmarks.bytecodes import BUDGETS, STEPS, TOLERANCE, Count
 
+pytestmark = pytest.mark.timeout(700)  # the counts are made at the first test
 IS_COUNTED = sys.version_info[:2] == (3, 11)
 
 
@@ -22,7 +23,7 @@ def counts(gateway_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     command = [sys.executable, "-m", "benchmarks.bytecodes", "--json"]
     folder = tmp_path_factory.mktemp("counted")
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=240, check=False,
+        command, cwd=folder, capture_output=True, text=True, timeout=600, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

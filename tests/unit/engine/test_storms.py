@@ -14,7 +14,7 @@ from fuzz.mutants import MUTANTS
 from fuzz.strands import Strands
 
 _SEED = 20_000
-_CASES = 200
+_CASES = 100
 _MOST_CASES = 600  # until a defect that is put back is found
 FEATURES = Features()
 _RACE = (

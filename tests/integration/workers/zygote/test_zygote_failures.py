@@ -341,7 +341,7 @@ def test_a_child_killed_in_any_order_ends_once(make_family):
     ]
     family.start()
     killed = 0
-    for step in range(600):
+    for step in range(300):
         dice.choice(storm)()
         if step % 30 == 29:
             family.until(lambda killed=killed: len(set(family.pids) - {killed}) == 2)
@@ -350,7 +350,7 @@ def test_a_child_killed_in_any_order_ends_once(make_family):
     for child in family.children:
         child.kill()
     family.until_ended(*family.children)
-    # How many of some 200 ran depends on how soon their zygotes died.
+    # How many of some 100 ran depends on how soon their zygotes died.
     assert len({child.pid for child in family.children}) > 10
     assert family.ask(family.start_until_it_runs(), "ping") == "pong"
 
