@@ -100,7 +100,7 @@ async def changed(models: ModelHost, change: ModelChange) -> ModelPart:
     try:
         return ModelPart(is_ready=await models.change(change))
     except PipelineError as error:
-        return ModelPart(error=error)
+        return ModelPart(error=with_text(error, str(error)))  # its traceback has the files
     except Exception as error:
         _LOGGER.exception("model '%s' could not be changed", change.model)
         return ModelPart(error=failure_of(error))
