@@ -747,22 +747,25 @@ def _settle_ports(values: dict[str, Any], raw: object, reader: Reader) -> None:
     if fault := fault_of_cors(values.get("cors", CorsConfig())):
         reader.problem(("cors",), fault)
     is_gateway = values.get("edge") == "gateway" and values.get("http_server") != "embedded"
-    if rpc and rpc == http and not (is_gateway or _are_apart(values)):
+    hosts = values.get("rpc_host"), values.get("http_host")
+    if rpc and rpc == http and not (is_gateway or _are_apart(*hosts)):
         text = f"expected a port other than rpc_port, but with edge: gateway, found {found(http)}"
         reader.problem(("http_port",), text)
     admin = values.get("admin_port")
     if admin and admin in (rpc, http):
         text = f"expected a port other than rpc_port and http_port, found {found(admin)}"
         reader.problem(("admin_port",), text)
-    if metrics and metrics in (rpc, http, admin):
+    ports = [*zip((rpc, http), hosts, strict=True), (admin, values.get("admin_host", LOOPBACK))]
+    if metrics and any(
+        port == metrics and not _are_apart(host, dag.prometheus_host) for port, host in ports
+    ):
         text = f"expected a port other than rpc_port and http_port, found {found(metrics)}"
         reader.problem(("dag", "prometheus_port"), text)
 
 
-def _are_apart(values: Mapping[str, Any]) -> bool:
-    """Return whether HTTP and gRPC are at different addresses of this machine."""
-    hosts = {values.get("http_host"), values.get("rpc_host")}
-    return len(hosts) > 1 and hosts.isdisjoint((None, "", "0.0.0.0", "::"))
+def _are_apart(*hosts: str | None) -> bool:
+    """Return whether these are different addresses of this machine."""
+    return len({*hosts}) > 1 and {*hosts}.isdisjoint((None, "", "0.0.0.0", "::"))
 
 
 def _names(raw: object, key: str) -> bool:

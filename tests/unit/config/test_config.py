@@ -209,6 +209,18 @@ def test_deep_nesting_is_refused_before_it_can_crash_the_parser(write: Write, op
             {"rpc_port": 9000, "http_port": 9000, "rpc_host": "::1", "http_host": "127.0.0.2"},
             (9000, 9000),
         ),
+        (
+            {
+                "rpc_port": 9000,
+                "rpc_host": "127.0.0.2",
+                "dag": {
+                    "enable_prometheus": True,
+                    "prometheus_port": 9000,
+                    "prometheus_host": "127.0.0.3",
+                },
+            },
+            (9000, None),
+        ),
     ],
 )
 def test_ports(given_ports: dict[str, Any], expected: tuple[int, int | None]) -> None:
