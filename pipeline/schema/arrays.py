@@ -80,7 +80,7 @@ def _of_lists(value: Any) -> Array:
 
 def _unsigned(value: Any, array: Array) -> Array:
     """Return integers without loss: numpy makes floats of them if some have 64 bits."""
-    if not _are_whole(value):
+    if not _are_whole(value) or array.min() < 0:  # numpy 1 would make -1 the largest number
         return array
     try:
         return np.asarray(value, np.uint64)
