@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from pipeline.cli.parsing import command_parser
+from pipeline.cli.parsing import command_parser, count
 from pipeline.config import fields, registry
 from pipeline.config.schema import Edge
 from pipeline.config.sections import Api
@@ -172,7 +172,7 @@ def _add_models(add: Add) -> None:
     configs = "configs/NAME.pbtxt replaces config.pbtxt in models that have it"
     add("--model-config-name", type=_config_name, metavar="NAME", help=configs)
     retries = "how often a load that fails is tried again"
-    add("--model-load-retry-count", type=_count, default=0, metavar="COUNT", help=retries)
+    add("--model-load-retry-count", type=count, default=0, metavar="COUNT", help=retries)
     add("--repository-poll-secs", type=float, default=15, metavar="S")
     add("--strict-model-config", **_NO)
     add("--disable-auto-complete-config", action="store_true")
@@ -273,12 +273,6 @@ def _thread_count(text: str) -> int:
     raise argparse.ArgumentTypeError(
         "invalid argument for --grpc_infer_thread_count. Must be in the range 2 to 128."
     )
-
-
-def _count(text: str) -> int:
-    if text.isdecimal():
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number >= 0")
 
 
 def _config_name(text: str) -> str:

@@ -91,6 +91,12 @@ def failure_of(error: Exception) -> PipelineError:
     return error if isinstance(error, PipelineError) else UserCodeError(described(error))
 
 
+def untraced(error: Exception) -> PipelineError:
+    """Return the same without its traceback, which keeps the arguments of the failed call."""
+    failure = failure_of(error)
+    return with_text(failure, str(failure))
+
+
 def begin_check(work: Callable[[], None]) -> None:
     """Call a model's check in a thread of its own: it may hang."""
     threading.Thread(target=work, name="pipeline-check", daemon=True).start()
@@ -100,10 +106,10 @@ async def changed(models: ModelHost, change: ModelChange) -> ModelPart:
     try:
         return ModelPart(is_ready=await models.change(change))
     except PipelineError as error:
-        return ModelPart(error=with_text(error, str(error)))  # its traceback has the files
+        return ModelPart(error=untraced(error))
     except Exception as error:
         _LOGGER.exception("model '%s' could not be changed", change.model)
-        return ModelPart(error=failure_of(error))
+        return ModelPart(error=untraced(error))
 
 
 def used(metrics: MetricHolder, use: MetricUse) -> ModelPart:

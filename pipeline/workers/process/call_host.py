@@ -14,8 +14,8 @@ import msgspec
 from pipeline.data import ChannelData
 from pipeline.engine.model_calls import MetricUse, ModelChange, ModelHost, ModelPart, PeerCall
 from pipeline.engine.run.stage_errors import unsendable
-from pipeline.errors import PipelineError, error_to_fields, with_text
-from pipeline.workers.peer_calls import ModelCheck, PeerSink, changed, failure_of, used
+from pipeline.errors import PipelineError, error_to_fields
+from pipeline.workers.peer_calls import ModelCheck, PeerSink, changed, failure_of, untraced, used
 from pipeline.workers.process.calls import AnswersMessage, CallsMessage, WireAnswer, WirePartLimit
 from pipeline.workers.process.wire import ErrorFields, Link, WireParts, framed
 from pipeline.workers.shm.payload import SerializedPayload, SharedPayload
@@ -140,8 +140,7 @@ class CallHost:
             opened = self._memory.payload(files, self._maker).open(False, bytes_as_views=True)
             part = await changed(self._models, msgspec.structs.replace(change, files=opened))
         except Exception as error:
-            failure = failure_of(error)
-            part = ModelPart(error=with_text(failure, str(failure)))  # its traceback has the files
+            part = ModelPart(error=untraced(error))
         return WireAnswer(number, error=_fields(part.error), is_ready=part.is_ready)
 
     def answered(self, asked: _HostedCall, answer: ChannelData | None, is_final: bool) -> None:

@@ -179,7 +179,7 @@ def test_configurations_have_a_name_and_loads_are_tried_again(settings_of):
     [
         ("--model-config-name=", "'' is not the name of a file"),
         ("--model-config-name=../a", "'../a' is not the name of a file"),
-        ("--model-load-retry-count=-1", "'-1' is not a whole number >= 0"),
+        ("--model-load-retry-count=-1", "expected a whole number from 0, found '-1'"),
     ],
 )
 def test_a_name_that_is_no_file_and_a_count_below_0_are_refused(settings_of, capsys, flag, text):
