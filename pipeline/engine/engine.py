@@ -373,7 +373,9 @@ class Engine:
         target = request.target
         if target is not None and target.payload is not None:
             request.as_tensors = True  # so that a user's ResponseOp gets numbers
+            request.passed_ns = request.admitted_ns
             self._unpacker.given(request, target.payload)
+            request.passed_ns = 0
         else:
             self._unpacker.unpack(request)
 
@@ -404,7 +406,7 @@ class Engine:
                 request.blame(error, outcome_of(error))
         request.advance(PACKING)
         request.generation = RequestState.OVER
-        request.completed_ns = self._clock_ns()
+        request.completed_ns = request.passed_ns or self._clock_ns()
         for node in self.executor.joins:
             node.channel.discard_parts(request)
         if request.live > 1:  # other branches still run, and their answers are not needed
@@ -416,6 +418,7 @@ class Engine:
         elif wants_response:
             self._packer.pack(request, payload, error, keeps=answer)
         else:
+            request.end_ns = request.completed_ns
             self._answer(request, channel_data(request, payload, error))
 
     def _end_now(

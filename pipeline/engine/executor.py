@@ -204,7 +204,7 @@ class Executor:
 
     def start(self, request: RequestState, payload: Any) -> None:
         """Send a request into the graph, or to its only Op."""
-        request.dispatched_ns = self._clock_ns()
+        request.dispatched_ns = request.passed_ns or self._clock_ns()
         target = request.target
         if target is not None and target.op is not None:
             node = self.nodes[target.op]

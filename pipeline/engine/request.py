@@ -221,7 +221,8 @@ class RequestState(msgspec.Struct, eq=False):
         asked_at: the time when it came; set only if there is a deadline.
         dispatched_ns: when the graph started it.
         received_ns: when the loop had the result of its latest batch.
-        model_ns: the same of the model whose answer the graph passes on at this moment; 0: of none.
+        passed_ns: when what the graph passes on at this moment came: the request, or a model's answer;
+            0: at this moment.
         input_ns: a sum over its spans, as are `infer_ns` and `output_ns`; see `stages_ns`.
         spans: its spans, packed; None: nobody asked for them.
         is_profiled: whether the client asked for `spans`.
@@ -262,7 +263,7 @@ class RequestState(msgspec.Struct, eq=False):
     completed_ns: int = 0
     end_ns: int = 0
     received_ns: int = 0
-    model_ns: int = 0
+    passed_ns: int = 0
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0

@@ -110,7 +110,7 @@ class ModelWorkers(WorkersBase):
             if isinstance(job, ModelStream):
                 job.go_on(self)
             elif isinstance(job, ModelRun):
-                job.start_ns = job.ready_ns = job.request.model_ns or job.ready_ns
+                job.start_ns = job.ready_ns = job.request.passed_ns or job.ready_ns
                 self.pass_on(job)
             else:
                 (item,) = job.items
@@ -119,7 +119,7 @@ class ModelWorkers(WorkersBase):
                     item.ready_at,
                 )
                 run.start_ns = time.monotonic_ns()
-                run.ready_ns = item.request.model_ns
+                run.ready_ns = item.request.passed_ns
                 run.apart = job
                 self.pass_on(run)
 

@@ -63,7 +63,7 @@ class ModelRun(UnarySink, Item, eq=False):
         if handle is not None:
             input_ns, infer_ns, output_ns = handle.stages_ns()
             # The next step could begin at this time. No worker received the answer of a cache.
-            request.model_ns = handle.received_ns or handle.completed_ns
+            request.passed_ns = handle.received_ns or handle.completed_ns
             self.handle = None  # both refer to each other, which only the gc could free
         self.preprocess_end_ns: int = at_ns + input_ns
         self.process_end_ns: int = self.preprocess_end_ns + infer_ns
@@ -74,7 +74,7 @@ class ModelRun(UnarySink, Item, eq=False):
             batch.start_ns, batch.preprocess_end_ns = at_ns, self.preprocess_end_ns
             batch.process_end_ns, batch.end_ns = self.process_end_ns, self.end_ns
         workers.owner.done(workers.place, batch or self)
-        request.model_ns = 0
+        request.passed_ns = 0
         workers.next()
 
 

@@ -532,7 +532,7 @@ class Shortcut:
             if pace.is_fusable and pace.took(end_ns - start_ns):
                 router.trips.changed()
             if spans.is_wanted:
-                now_ns, number = spans.clock_ns(), worker.number
+                now_ns, number = request.passed_ns or spans.clock_ns(), worker.number
                 ends = job.preprocess_end_ns, job.process_end_ns, end_ns
                 is_usual = (
                     type(outcome) is dict and request.spans is None and request.trip_rows is None

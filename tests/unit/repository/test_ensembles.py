@@ -62,7 +62,7 @@ async def test_a_chain_of_models_runs_step_by_step():
 
 
 @virtual
-async def test_each_model_has_the_time_since_the_model_before_it():
+async def test_the_times_of_the_models_leave_no_gap():
     async with shelf(clock_ns=itertools.count(1).__next__) as there:
         await chain(there)
         for _ in range(2):  # the first one finds out how the steps take requests
@@ -72,9 +72,8 @@ async def test_each_model_has_the_time_since_the_model_before_it():
         a, b, c = ([row for row in there.spans if row["model"] == name][-1] for name in "abc")
         whole = there.requests["e"][-1]
         assert [b["ready_ns"], c["ready_ns"]] == [a["result_received_ns"], b["result_received_ns"]]
-        # The clock ticks at each look: these are the looks on the way in, and on the way out.
-        assert a["ready_ns"] - whole["start_ns"] <= 3
-        assert whole["end_ns"] - c["result_received_ns"] <= 5
+        # The clock ticks at each look, so equal times are one look.
+        assert (a["ready_ns"], c["result_received_ns"]) == (whole["admitted_ns"], whole["end_ns"])
 
 
 async def diamond(there: Shelf, **service_s: float | None) -> None:
