@@ -35,6 +35,8 @@ server.prepare_server("config.yml")
 server.run_server()
 """
 PATIENCE_S = 120.0
+# A shell starts what runs in the background with a SIGINT that is ignored, and children inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Command:
@@ -145,7 +147,9 @@ def done(folder: Path, address: str, *words: str) -> str:
 
 
 def replicas(folder: Path, address: str) -> list[dict[str, object]]:
-    return json.loads(run(folder, address, "status", "--json").stdout)["replicas"]
+    status = run(folder, address, "status", "--json")
+    assert status.stdout, status.stderr
+    return json.loads(status.stdout)["replicas"]
 
 
 def test_an_update_fails_no_request_and_a_failing_release_changes_nothing(folder, address, edge):
