@@ -3,8 +3,8 @@
 Runs each part that has not passed at this commit, and writes docs/verified.md after each, which is
 all the state that there is: commit it, and another machine continues. A part that passed at an
 earlier commit stays there until it runs again; a machine that lacks what it needs changes nothing.
-The output of each part is in build/release. A commit that changes only docs/verified.md counts as
-the one before it.
+The output of each part is in build/release. Changes of docs/verified.md and of pictures in docs,
+which parts draw, do not count.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PASSED, FAILED, LATE, NOT_RUN = "passed", "**failed**", "**took too long**", "not run"
 _PAGE = Path("docs", "verified.md")
+_VERIFIED = (".", f":!{_PAGE}", ":!docs/*.png")
 _MOST_CHARACTERS = 160
 _GRACE_S = 20
 _LOGS = Path("build", "release")
@@ -123,15 +124,15 @@ class Tree:
 
     def commit(self) -> str:
         """Return the commit; with a mark if files differ from it."""
-        changed = self._git("status", "--porcelain", "--", ".", f":!{_PAGE}")
+        changed = self._git("status", "--porcelain", "--", *_VERIFIED)
         return self._git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
 
     def is_same(self, commit: str, other: str) -> bool:
-        """Return whether two commits have the same files, apart from docs/verified.md."""
+        """Return whether two commits have the same files, apart from what parts write."""
         if commit == other:
             return not commit.endswith("+changes")
         try:
-            self._git("diff", "--quiet", commit, other, "--", ".", f":!{_PAGE}")
+            self._git("diff", "--quiet", commit, other, "--", *_VERIFIED)
         except subprocess.CalledProcessError:  # they differ, or one of them is not here
             return False
         return True

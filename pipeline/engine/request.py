@@ -221,8 +221,8 @@ class RequestState(msgspec.Struct, eq=False):
         asked_at: the time when it came; set only if there is a deadline.
         dispatched_ns: when the graph started it.
         received_ns: when the loop had the result of its latest batch.
-        passed_ns: when what the graph passes on at this moment came: the request, or a model's answer;
-            0: at this moment.
+        passed_ns: when what the graph passes on at this moment came, the request or an answer of a
+            model; 0: at this moment.
         input_ns: a sum over its spans, as are `infer_ns` and `output_ns`; see `stages_ns`.
         spans: its spans, packed; None: nobody asked for them.
         is_profiled: whether the client asked for `spans`.

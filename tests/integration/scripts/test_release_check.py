@@ -96,6 +96,14 @@ def test_the_page_alone_has_what_passed_at_an_earlier_commit(verify, tree):
     assert tree.commit() in after, "of the second"
 
 
+def test_pictures_that_a_part_draws_are_no_changes(verify, tree):
+    clean = tree.commit()
+    verify(Part("page", "touch docs/page.png"))
+    assert tree.commit() == clean
+    verify(Part("code", "touch other"))
+    assert tree.commit() == clean + "+changes"
+
+
 def test_a_part_that_failed_runs_again(verify, tmp_path):
     part = Part("part", f"test -e {tmp_path}/mended")
     assert not verify(part)[0]
