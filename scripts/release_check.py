@@ -59,21 +59,21 @@ PARTS = (
     Part("interop", "make interop", needs=("java", "mvn")),
     Part("suites", "make suites", needs=("TRITON_SERVER", "TRITON_CLIENT")),
     Part("clients", "make clients", needs=("npm",)),
-    Part("fuzz engine", f"{_FUZZ} 1300 graphs batches loads sequences streams"),
+    Part("fuzz engine", f"{_FUZZ} 900 graphs batches loads sequences streams"),
     Part(
         "fuzz servers",
         f"{_FUZZ} 1500 sequences_real streams_real sockets upstream repository stored together",
     ),
-    Part("fuzz edges", f"{_FUZZ} 1500 lane edge parsers coverage"),
+    Part("fuzz edges", f"{_FUZZ} 900 lane edge parsers coverage"),
     Part("fuzz Go", ".venv/bin/python scripts/check_go.py --fuzz-seconds 120"),
     Part("chaos", f"{_BENCH}.chaos"),
     Part("faults", f"{_BENCH}.faults"),
     Part("edge faults", f"{_BENCH}.edge_faults"),
     *(
-        Part(f"soak {kind}", f"{_BENCH}.soak {kind} --seconds 1200 --plot {_PLOTS}/{kind}.png")
+        Part(f"soak {kind}", f"{_BENCH}.soak {kind} --seconds 600 --plot {_PLOTS}/{kind}.png")
         for kind in ("threads", "processes", "streams", "sequences", "repository")
     ),
-    Part("soak edge", f"{_BENCH}.attack.soak --seconds 1500 --plot {_PLOTS}/edge.png"),
+    Part("soak edge", f"{_BENCH}.attack.soak --seconds 600 --plot {_PLOTS}/edge.png"),
     Part("attack", "make attack"),
     Part("overload", f"{_BENCH} overload"),
     Part("big", f"{_BENCH} big"),
