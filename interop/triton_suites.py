@@ -354,6 +354,43 @@ EOL
 exit $RET"""
 """Writes the outcomes of a script's own cases, which have no framework."""
 
+IDENTITY = r"""
+mkdir -p models/identity_fp32/1
+cat > models/identity_fp32/config.pbtxt << EOL
+name: "identity_fp32"
+backend: "python"
+max_batch_size: 64
+input [ { name: "INPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+output [ { name: "OUTPUT0" data_type: TYPE_FP32 dims: [ -1 ] } ]
+EOL
+cat > models/identity_fp32/1/model.py << EOL
+import triton_python_backend_utils as pb_utils
+
+PARAMETERS = {
+    "param0": "an example string parameter",
+    "param1": 42,
+    "param2": False,
+}
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.family = pb_utils.MetricFamily(
+            "input_byte_size_counter", "Bytes of the inputs", pb_utils.MetricFamily.COUNTER
+        )
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        self.input_bytes = self.family.Metric(labels=labels)
+
+    def execute(self, requests):
+        return [self.response(request.inputs()[0].as_numpy()) for request in requests]
+
+    def response(self, values):
+        self.input_bytes.increment(values.nbytes)
+        outputs = [pb_utils.Tensor("OUTPUT0", values)]
+        return pb_utils.InferenceResponse(outputs, parameters=PARAMETERS)
+EOL
+cp -r ./models ./all_models"""
+"""The model that Triton's image has from the repository of the identity backend."""
+
 SIMPLE = r"""
 for version in 1 2; do
     mkdir -p models/simple/$version
@@ -372,7 +409,7 @@ SUITES = [
         ),
         {
             "dlpack_tensor_error|gpu_tensor": "needs a card",
-            "bf16": "BF16 has no DLPack here: its `as_numpy` is an array",
+            "bf16": "`as_numpy` of BF16 is an array",
         },
         limit_s=1800.0,
     ),
@@ -387,9 +424,19 @@ SUITES = [
         )
         for name in PYTHON_PARTS.split()
     ),
+    Suite("L0_backend_config", excluded={"": "backends have no settings of their own"}),
+    Suite(
+        "L0_backend_identity",
+        edits=(
+            (r"\ncp -r \./models \./all_models", IDENTITY),
+            (r" *param3 = .*\n", ""),  # Triton's Python backend has no such parameters either
+            (r"if param3 != .*", "if False:"),
+        ),
+        programs=r"identity_test\.py",
+    ),
     Suite("L0_batch_custom", excluded={"": "strategies of batches in C++"}),
     Suite("L0_batch_input", ONNX),
-    Suite("L0_batcher", ONNX, ON_CPU, limit_s=1800.0),
+    Suite("L0_batcher", ONNX, ON_CPU, limit_s=3600.0),
     Suite("L0_buffer_attributes", excluded={"": "needs a card"}),
     Suite("L0_client_memory_growth", edits=((r"in c\+\+ python;", "in python;"),), limit_s=3600.0),
     Suite("L0_client_nobatch"),
@@ -417,6 +464,7 @@ SUITES = [
         limit_s=7200.0,
         version=STAND_INS,
     ),
+    Suite("L0_dyna_implicit_state", ONNX),
     Suite("L0_dyna_sequence_batcher", ONNX),
     Suite(
         "L0_grpc",
@@ -508,18 +556,18 @@ SUITES = [
             "different_platform": "needs TensorRT",
             "test_model_reload_fail|gpu_limit": "needs a card",
         },
-        limit_s=1800.0,
+        limit_s=3600.0,
         version=STAND_INS,
     ),
     Suite(
         "L0_long_running_stress",
         {"BACKENDS": "onnx"},
         (
-            ("TEST_DURATION=25000", "TEST_DURATION=300"),
+            ("TEST_DURATION=25000", "TEST_DURATION=3600"),
             (r"cp -r \S+resnet_v1_50 .*\n.*\n.*\n", RESNET),
             (r"1 \* \(1024 \* 1024 \* 1024\)", "200 * 1024 * 1024"),  # by each of 8 threads
         ),
-        limit_s=1800.0,
+        limit_s=4800.0,
     ),
     Suite("L0_logging", excluded={"log_format_test": "lines of the log have one form"}),
     Suite(
@@ -575,6 +623,11 @@ SUITES = [
     Suite("L0_output_name", version=STAND_INS),
     Suite("L0_output_validation", excluded={"": "needs PyTorch's backend"}),
     Suite("L0_parameters"),
+    Suite(
+        "L0_perf_pyclients",
+        edits=((r"\nRET=0", r"\nmkdir -p custom_models/custom_zero_1_int32/1\g<0>"),),
+        programs=r"simple_perf_client\.py",
+    ),
     Suite("L0_priority", excluded={"": "needs TensorRT"}),
     Suite("L0_python_client_unit_tests", excluded={"cuda": "needs a card"}),
     Suite("L0_query", excluded={"": "backends in C++ ask for output buffers"}),

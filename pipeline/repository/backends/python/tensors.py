@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 _LENGTH = struct.Struct("<I")
@@ -22,15 +24,19 @@ TRITON_STRING_TO_NUMPY: dict[str, Any] = {
 _NUMBERS = (
     "",
     *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
-    *("FP16", "FP32", "FP64", "STRING"),
+    *("FP16", "FP32", "FP64", "STRING", "BF16"),
 )
 """Names of data types by their numbers in a configuration."""
 
 
 _STRING = _NUMBERS.index("STRING")
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _NUMBER_OF: dict[np.dtype[Any], int] = {
-    np.dtype(kind): _NUMBERS.index(name.removeprefix("TYPE_"))
-    for name, kind in TRITON_STRING_TO_NUMPY.items()
+    **{
+        np.dtype(kind): _NUMBERS.index(name.removeprefix("TYPE_"))
+        for name, kind in TRITON_STRING_TO_NUMPY.items()
+    },
+    _BFLOAT16: _NUMBERS.index("BF16"),
 }
 _TEXTS = "OSU"  # kinds of arrays of text
 _NO_NAME = "Tensor name cannot be an empty string."
@@ -84,7 +90,7 @@ class NamedTensor:
     def from_dlpack(name: str, tensor: Any) -> NamedTensor:
         """Return a tensor of what has `__dlpack__`, on the host.
 
-        TritonModelException: it has not, and is not a capsule.
+        TritonModelException: it has not, and is not a capsule, or numpy cannot hold its elements.
         """
         if not name:
             raise TritonModelException(_NO_NAME)
@@ -94,7 +100,18 @@ class NamedTensor:
                 "DLPack capsule is not valid. Make sure that the first argument of from_dlpack is "
                 "a tensor's name, and the second one a DLPack capsule."
             )
-        return NamedTensor(name, np.from_dlpack(tensor if has_own else _Held(tensor)))
+        try:
+            array = np.from_dlpack(tensor if has_own else _Held(tensor))
+        except (BufferError, RuntimeError) as error:
+            capsule = tensor.__dlpack__() if has_own else tensor
+            kind = dl_tensor(capsule).dtype
+            if (kind.code, kind.bits) != (_DL_BFLOAT, 16):
+                raise TritonModelException(
+                    f"tensor {name!r} cannot be an array of numpy: {error}"
+                ) from error
+            kind.code = _DL_UNSIGNED  # numpy itself has no bfloat16
+            array = np.from_dlpack(_Held(capsule)).view(_BFLOAT16)
+        return NamedTensor(name, array)
 
     def to_dlpack(self) -> Any:
         """Return the tensor as a DLPack capsule, which others read without a copy."""
@@ -102,12 +119,44 @@ class NamedTensor:
 
     def __dlpack__(self, *, stream: Any = None, **more: Any) -> Any:
         array = self._array if self._array.flags.writeable else self._array.copy()
-        lent = array.view(_Lent)
+        is_bfloat16 = array.dtype == _BFLOAT16
+        lent = (array.view(np.uint16) if is_bfloat16 else array).view(_Lent)
         lent.tensor = self
-        return lent.__dlpack__()
+        capsule = lent.__dlpack__()
+        if is_bfloat16:
+            dl_tensor(capsule).dtype.code = _DL_BFLOAT
+        return capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # the host
+
+
+class _DlType(ctypes.Structure):
+    """`DLDataType` of dlpack.h."""
+
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _DlTensor(ctypes.Structure):
+    """The head of `DLTensor` of dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DlType),
+    )
+
+
+_DL_UNSIGNED, _DL_BFLOAT = 1, 4  # codes of `DLDataType`
+_capsule_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+def dl_tensor(capsule: Any) -> _DlTensor:
+    """Return what a DLPack capsule points at. ValueError: its tensor was taken."""
+    return _DlTensor.from_address(_capsule_address(capsule, b"dltensor"))
 
 
 class _Lent(np.ndarray):

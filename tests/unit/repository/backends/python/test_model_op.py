@@ -6,6 +6,7 @@ import json
 import sys
 import time
 
+import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
@@ -38,6 +39,7 @@ from pipeline.repository.backends.python.tensors import (
     NamedTensor,
     TritonModelException,
     deserialize_bytes_tensor,
+    dl_tensor,
     numpy_to_triton_type,
     received,
     sent,
@@ -442,6 +444,27 @@ def test_tensors():
     assert NamedTensor.from_dlpack("y", numbers.to_dlpack()).as_numpy().tolist() == [0, 1, 2, 3]
     with pytest.raises(TypeError, match="expected a numpy array"):
         NamedTensor("x", [1])
+
+
+def test_bfloat16_travels_by_dlpack():
+    array = np.array([[1.5, -2.0, 3.0]], ml_dtypes.bfloat16)
+    tensor = NamedTensor("x", array)
+    assert tensor.triton_dtype() == numpy_to_triton_type(array.dtype) == 14
+    assert dl_tensor(tensor.to_dlpack()).dtype.code == 4
+    for lent in (tensor, tensor.to_dlpack()):
+        again = NamedTensor.from_dlpack("y", lent).as_numpy()
+        assert again.dtype == array.dtype
+        assert again.tolist() == array.tolist()
+    bits = NamedTensor("x", array.view(np.uint16))
+    assert dl_tensor(bits.to_dlpack()).dtype.code == 1
+    assert NamedTensor.from_dlpack("y", bits.to_dlpack()).as_numpy().dtype == np.uint16
+
+
+def test_tensors_that_numpy_cannot_hold_are_refused():
+    capsule = NamedTensor("x", np.zeros(2, np.uint8)).to_dlpack()
+    dl_tensor(capsule).dtype.code = 10  # numbers of 8 bits with a point
+    with pytest.raises(TritonModelException, match="tensor 'y' cannot be an array of numpy"):
+        NamedTensor.from_dlpack("y", capsule)
 
 
 def test_types_and_bytes():
