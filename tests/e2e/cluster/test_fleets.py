@@ -195,7 +195,11 @@ def actors() -> list[int]:
     return [int(pid) for pid in result.stdout.split()]
 
 
-def test_down_ends_the_fleet(folder, address, edge):
-    done(folder, address, "down")
-    assert "there is no fleet" in run(folder, address, "status").stderr
-    wait_until(lambda: not actors(), PATIENCE_S)
+def test_down_ends_a_fleet(folder, address):
+    (folder / "web_server.py").write_text(SCRIPT)
+    others = set(actors())
+    done(folder, address, "up", "web_server.py", "--name=other")
+    assert set(actors()) - others
+    done(folder, address, "down", "--name=other")
+    assert "there is no fleet" in run(folder, address, "status", "--name=other").stderr
+    wait_until(lambda: not set(actors()) - others, PATIENCE_S)
