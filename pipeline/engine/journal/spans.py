@@ -72,7 +72,8 @@ class SpanRecorder:
             self._members(worker.number, run, self.clock_ns())
             return
         is_within = bool(result_received_ns) or run.is_models
-        received_ns = result_received_ns or run.items[0].request.passed_ns or self.clock_ns()
+        passed_ns = run.items[0].request.passed_ns if run.is_models else 0
+        received_ns = result_received_ns or passed_ns or self.clock_ns()
         members = list(
             zip(run.items, run.outcomes or _ALL_WELL, run.rows or _NO_ROWS, strict=False)
         )

@@ -140,6 +140,7 @@ class CachedGraph(Filter):
             self.send(request, payload)
             return
         request.dispatched_ns = self._clock_ns()
+        request.passed_ns = 0
         take = functools.partial(self._take, request, request.generation, payload)
         self._answers.find(payload, request.info, take)
 

@@ -98,6 +98,22 @@ def test_an_ensemble_keeps_its_answers_and_asks_no_model(tmp_path):
         assert stats(server, "same")[2]["cache_hit"] == 1
 
 
+def test_the_time_of_an_answer_from_a_cache_contains_its_lookup(tmp_path):
+    folder = add_ensemble(tmp_path, "both", "same")
+    with (folder / "config.pbtxt").open("a") as config:
+        config.write(KEEPS)
+    add_identity(tmp_path, "same", 1)
+    with serving(tmp_path, "none", CACHE) as server:
+        times = []
+        for _ in range(2):
+            assert infer(server, "both", [1.0])[0] == 200
+            _, _, answer = http(server, "GET", "/v2/models/both/stats")
+            (model,) = answer["model_stats"]
+            times.append({name: each["ns"] for name, each in model["inference_stats"].items()})
+        missed, hit = times
+        assert 0 < hit["cache_hit"] <= hit["success"] - missed["success"]
+
+
 def test_a_model_of_an_ensemble_keeps_its_answers(tmp_path):
     add_ensemble(tmp_path, "both", "same")
     add_identity(tmp_path, "same", 1, most=8, more=KEEPS)

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from doubles import Engine, Tag, answers, chain, settle, virtual
+from doubles import Engine, ScriptedWorker, Tag, answers, chain, settle, virtual
 
 from pipeline import Op, ProductError, RequestOp, ResponseOp
 from pipeline.data import ChannelData
@@ -15,6 +15,7 @@ from pipeline.engine.journal.journal import (
     PIPELINE,
     REQUEST,
     SPAN,
+    EngineObservers,
     Journal,
     OpSpan,
     Outcome,
@@ -24,7 +25,9 @@ from pipeline.engine.journal.journal import (
     pack_span,
     request_records,
 )
+from pipeline.engine.journal.spans import SpanRecorder
 from pipeline.engine.request import RequestTarget
+from pipeline.engine.run.stages import BatchRun
 from pipeline.errors import ErrorCode, WorkerDiedError
 from pipeline.op import PROFILE_KEY
 from pipeline.proto import pipeline_service_pb2
@@ -398,3 +401,9 @@ async def test_a_product_code_of_a_response_op_is_not_a_failure_of_the_service()
         assert (await engine.ask()).err_no == 51
         _, (request,) = flushed_rows(engine)
     assert request["outcome"] == Outcome.PRODUCT
+
+
+def test_a_batch_that_all_requests_have_left_has_no_span():
+    journal = Journal([])
+    SpanRecorder(0, EngineObservers(journal)).batch(ScriptedWorker(0), BatchRun([]))
+    assert journal.spans == []
