@@ -405,5 +405,7 @@ async def test_a_product_code_of_a_response_op_is_not_a_failure_of_the_service()
 
 def test_a_batch_that_all_requests_have_left_has_no_span():
     journal = Journal([])
-    SpanRecorder(0, EngineObservers(journal)).batch(ScriptedWorker(0), BatchRun([]))
+    SpanRecorder(0, EngineObservers(journal)).batch(
+        ScriptedWorker(Tag("a", [RequestOp()]), 0, None), BatchRun([])
+    )
     assert journal.spans == []
