@@ -409,7 +409,7 @@ class ModelControl:
             check_steps(self._known, model, self._versions.ready)
         except ConfigError as error:
             _LOGGER.error("%s", error)
-            self._versions.unload(model.key, str(error))
+            self._versions.unload(model.key)
             return
         is_ready = bool(self._versions.ready(model.key))
         if not is_ready or self._made_of.get(model.key) != self._parts_of(model):

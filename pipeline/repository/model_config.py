@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from google.protobuf import json_format, text_format
@@ -128,7 +129,32 @@ def parse_json(text: str | bytes, where: str) -> ModelConfig:
         raise ConfigError(f"{where}: it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: {error}") from None
-    return parse_mapping(value, where)
+    return parse_mapping(_with_lists(value, ModelConfig.DESCRIPTOR), where)
+
+
+def _with_lists(value: object, descriptor: Any) -> object:
+    """Return a message with lists in repeated fields: as in Triton, one value is a list of one."""
+    if not isinstance(value, Mapping):
+        return value
+    fields = {**descriptor.fields_by_camelcase_name, **descriptor.fields_by_name}
+    return {
+        name: _listed(item, fields[name]) if name in fields and item is not None else item
+        for name, item in value.items()
+    }
+
+
+def _listed(value: Any, field: Any) -> object:
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        of_values = kind.fields_by_name["value"].message_type
+        if of_values is None or not isinstance(value, Mapping):
+            return value
+        return {key: _with_lists(item, of_values) for key, item in value.items()}
+    items = value if isinstance(value, list) else [value]
+    if kind is not None:
+        items = [_with_lists(item, kind) for item in items]
+    is_list = isinstance(value, list) or field.is_repeated
+    return items if is_list else items[0]
 
 
 def _decoded(text: str | bytes) -> object:

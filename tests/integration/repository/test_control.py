@@ -281,6 +281,8 @@ async def test_an_ensemble_loads_its_models_and_unloads_with_one_of_them(tmp_pat
         await there.load("both")
         await there.control.unload("a")
         await until(lambda: there.shown == [])
+        assert [reason for *_, reason in await there.index()] == ["unloaded", "unloaded"]
+        assert there.control.is_ready, "none has failed"
         await there.load("a")
         assert there.shown == ["a:1", "both:1"], "it comes back when it has all again"
         await there.control.unload("both", with_dependents=True)

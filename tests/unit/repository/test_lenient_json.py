@@ -64,8 +64,27 @@ def test_a_configuration_is_read_so() -> None:
     assert config.dynamic_batching.max_queue_delay_microseconds == 7
 
 
+def test_one_value_is_a_list_of_one() -> None:
+    config = parse_json(
+        """{"instance_group": {"kind": "KIND_CPU", "count": 5, "gpus": 0},
+        "input": {"name": "x", "dataType": "TYPE_FP32", "dims": 4}, "output": null,
+        "parameters": {"k": {"stringValue": "v"}},
+        "dynamicBatching": {"preferred_batch_size": 4,
+        "priority_queue_policy": {"2": {"max_queue_size": 7}}}}""",
+        "config",
+    )
+    (group,) = config.instance_group
+    assert (group.count, [*group.gpus]) == (5, [0])
+    assert [(tensor.name, [*tensor.dims]) for tensor in config.input] == [("x", [4])]
+    assert not config.output
+    assert config.parameters["k"].string_value == "v"
+    assert [*config.dynamic_batching.preferred_batch_size] == [4]
+    assert config.dynamic_batching.priority_queue_policy[2].max_queue_size == 7
+
+
 @pytest.mark.parametrize(
-    "text", ["{a b}", "{a: TYPE_FP32}", "{'a: 1}", "[1 2]", "{" * 5000, '{"a":' * 5000 + "1"]
+    "text",
+    ["{a b}", "{a: TYPE_FP32}", "{'a: 1}", "[1 2]", "{" * 5000, '{"a":' * 5000 + "1", "{name: []}"],
 )
 def test_invalid_json_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^config: "):
