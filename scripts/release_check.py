@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 _FUZZ = "PYTHONPATH=tests .venv/bin/python -m fuzz.campaign --seconds"
 _BENCH = ".venv/bin/python -m benchmarks"
-_PLOTS = "build/release"
+_PLOT = "--seconds 600 --plot docs/soak_"
 PARTS = (
     Part("check", "make check", 900),
     Part("test", "make test"),
@@ -70,10 +70,10 @@ PARTS = (
     Part("faults", f"{_BENCH}.faults"),
     Part("edge faults", f"{_BENCH}.edge_faults"),
     *(
-        Part(f"soak {kind}", f"{_BENCH}.soak {kind} --seconds 600 --plot {_PLOTS}/{kind}.png")
+        Part(f"soak {kind}", f"{_BENCH}.soak {kind} {_PLOT}{kind}.png")
         for kind in ("threads", "processes", "streams", "sequences", "repository")
     ),
-    Part("soak edge", f"{_BENCH}.attack.soak --seconds 600 --plot {_PLOTS}/edge.png"),
+    Part("soak edge", f"{_BENCH}.attack.soak {_PLOT}edge.png"),
     Part("attack", "make attack"),
     Part("overload", f"{_BENCH} overload"),
     Part("big", f"{_BENCH} big"),
