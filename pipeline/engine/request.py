@@ -141,7 +141,7 @@ class RequestTarget(msgspec.Struct, frozen=True):
         collector: records the progress of the request; None: the request is not traced in a file.
         convoy: the requests whose samples `payload` holds; None: this is a single request.
         takes_views: large bytes in the answer may be memoryviews.
-        ready_ns: for one Op: when its inputs were made; 0: when the request comes to the Op.
+        ready_ns: when its inputs were made; 0: when the request comes.
     """
 
     op: Op | None = None
@@ -220,9 +220,8 @@ class RequestState(msgspec.Struct, eq=False):
         rows: number of samples.
         asked_at: the time when it came; set only if there is a deadline.
         dispatched_ns: when the graph started it.
-        received_ns: when the loop had the result of its latest batch.
-        passed_ns: when what the graph passes on at this moment came, the request or an answer of a
-            model; 0: at this moment.
+        passed_ns: while the graph passes on a request with its payload, when it was admitted; while
+            it passes on the answer of a model, when that request ended; 0: anything else.
         input_ns: a sum over its spans, as are `infer_ns` and `output_ns`; see `stages_ns`.
         spans: its spans, packed; None: nobody asked for them.
         is_profiled: whether the client asked for `spans`.
@@ -262,7 +261,6 @@ class RequestState(msgspec.Struct, eq=False):
     dispatched_ns: int = 0
     completed_ns: int = 0
     end_ns: int = 0
-    received_ns: int = 0
     passed_ns: int = 0
     input_ns: int = 0
     infer_ns: int = 0
@@ -293,7 +291,6 @@ class RequestState(msgspec.Struct, eq=False):
         if self.trip_rows is not None:
             (rows, times), self.trip_rows = self.trip_rows, None
             rows.add_times(self, times)
-            self.received_ns = times[2]
         return self.input_ns, self.infer_ns, self.output_ns
 
     def advance(self, phase: Phase) -> None:

@@ -153,8 +153,8 @@ def _listed(value: Any, field: Any) -> object:
     items = value if isinstance(value, list) else [value]
     if kind is not None:
         items = [_with_lists(item, kind) for item in items]
-    is_list = isinstance(value, list) or field.is_repeated
-    return items if is_list else items[0]
+    is_one = field.is_repeated and isinstance(value, Mapping) == (kind is not None)
+    return items if isinstance(value, list) or is_one else items[0]
 
 
 def _decoded(text: str | bytes) -> object:

@@ -37,7 +37,7 @@ class ConvoyCalls:
         soon: calls a function in the next round of the loop.
     """
 
-    received_ns: ClassVar[int] = 0  # their answers come at different times
+    end_ns: ClassVar[int] = 0  # their answers come at different times
     completed_ns: ClassVar[int] = 0
 
     def __init__(

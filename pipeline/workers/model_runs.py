@@ -59,11 +59,10 @@ class ModelRun(UnarySink, Item, eq=False):
         workers.remove(self)
         self.outcome = outcome
         # Its stages take as long as the model's.
-        input_ns, infer_ns, output_ns = 0, 0, 0
+        input_ns, infer_ns, output_ns, request.passed_ns = 0, 0, 0, 0
         if handle is not None:
             input_ns, infer_ns, output_ns = handle.stages_ns()
-            # The next step could begin at this time. No worker received the answer of a cache.
-            request.passed_ns = handle.received_ns or handle.completed_ns
+            request.passed_ns = handle.end_ns or handle.completed_ns
             self.handle = None  # both refer to each other, which only the gc could free
         self.preprocess_end_ns: int = at_ns + input_ns
         self.process_end_ns: int = self.preprocess_end_ns + infer_ns

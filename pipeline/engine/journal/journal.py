@@ -80,7 +80,8 @@ class OpSpan(NamedTuple):
     preprocess_end_ns: int  # process began
     process_end_ns: int  # postprocess began
     end_ns: int
-    result_received_ns: int  # the event loop had the result; for a trip, of all its Ops at once
+    # The loop had the result, for a trip of all its Ops at once; or a request to a model ended.
+    result_received_ns: int
 
 
 class RequestRecord(NamedTuple):

@@ -95,7 +95,6 @@ class SpanRecorder:
         request.input_ns += (run.preprocess_end_ns - run.start_ns) // share
         request.infer_ns += (run.process_end_ns - run.preprocess_end_ns) // share
         request.output_ns += (run.end_ns - run.process_end_ns) // share
-        request.received_ns = received_ns
         if self.journal is None:
             return
         start_ns = min(run.handed_ns, run.start_ns) or run.start_ns
@@ -157,7 +156,6 @@ class SpanRecorder:
             if outcome is None:
                 missed.append(item)
                 continue
-            request.received_ns = received_ns
             if type(outcome) is not dict and isinstance(outcome, PipelineError):
                 code = outcome_of(outcome)
             elif item.generation == request.generation:

@@ -35,8 +35,6 @@ server.prepare_server("config.yml")
 server.run_server()
 """
 PATIENCE_S = 120.0
-# A shell starts what runs in the background with a SIGINT that is ignored, and children inherit it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Command:
@@ -100,7 +98,15 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(folder) -> Iterator[str]:
+def sigint() -> Iterator[None]:
+    """Not ignored: a shell does so for what runs in the background, and children inherit it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module")
+def address(folder, sigint) -> Iterator[str]:
     local = Command(folder, "local", "--nodes", "2", "--num-cpus", "4")
     wait_until(lambda: "is at" in local.said(), PATIENCE_S)
     match = re.search(r"is at (\S+);", local.said())

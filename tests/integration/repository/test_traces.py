@@ -82,6 +82,32 @@ def test_each_door_and_each_step_is_seen(repository, tmp_path):
         assert [times[name] for name in in_order] == sorted(times[name] for name in in_order)
 
 
+HOLDS = """
+dynamic_batching { preserve_ordering: true preferred_batch_size: 1 }
+instance_group { count: 2 kind: KIND_CPU }
+"""
+
+
+@pytest.mark.parametrize("model", ["same", "keeps", "holds"])
+def test_a_step_begins_and_ends_within_its_ensemble(tmp_path, model):
+    folder, path = tmp_path / "models", tmp_path / "traces"
+    folder.mkdir()
+    more = {"same": "", "keeps": "response_cache { enable: true }", "holds": HOLDS}
+    add_identity(folder, model, 1, most=8, more=more[model])
+    add_ensemble(folder, "whole", of=model)
+    add_ensemble(folder, "outer", of="whole")
+    with serving(folder, "none", settings(path) | {"cache": {"local": {"size": 2**20}}}) as server:
+        for _ in range(3):
+            assert infer(server, "outer", [1.0])[0] == 200
+    traces, _ = traces_of(path)
+    steps = [(times, traces[parent][2]) for _, parent, times in traces.values() if parent]
+    assert len(steps) == 6
+    for step, whole in steps:
+        starts = whole["REQUEST_START"], step["REQUEST_START"], step["QUEUE_START"]
+        assert list(starts) == sorted(starts)
+        assert starts[2] <= step["REQUEST_END"] <= whole["REQUEST_END"]
+
+
 def test_tensors_are_seen_on_both_sides(repository, tmp_path):
     path = tmp_path / "traces"
     said = settings(path, level=["TENSORS"])

@@ -83,6 +83,14 @@ def test_one_value_is_a_list_of_one() -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ['{"instance_group": 5}', '{"output": ""}', '{"input": {"dims": {}}}']
+)
+def test_another_kind_of_value_is_no_list_of_one(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"repeated field \w+ must be in \[\]"):
+        parse_json(text, "config")
+
+
+@pytest.mark.parametrize(
     "text",
     ["{a b}", "{a: TYPE_FP32}", "{'a: 1}", "[1 2]", "{" * 5000, '{"a":' * 5000 + "1", "{name: []}"],
 )

@@ -90,7 +90,8 @@ class NamedTensor:
     def from_dlpack(name: str, tensor: Any) -> NamedTensor:
         """Return a tensor of what has `__dlpack__`, on the host.
 
-        TritonModelException: it has not, and is not a capsule, or numpy cannot hold its elements.
+        TritonModelException: it has not, and is not a capsule; or numpy cannot read it: it is not
+        in the host's memory, has a gradient, or elements of an unknown type.
         """
         if not name:
             raise TritonModelException(_NO_NAME)
@@ -102,15 +103,14 @@ class NamedTensor:
             )
         try:
             array = np.from_dlpack(tensor if has_own else _Held(tensor))
-        except (BufferError, RuntimeError) as error:
-            capsule = tensor.__dlpack__() if has_own else tensor
-            kind = dl_tensor(capsule).dtype
-            if (kind.code, kind.bits) != (_DL_BFLOAT, 16):
+        except Exception as error:  # any of whoever made the tensor
+            try:
+                array = _bfloat16_of(tensor.__dlpack__() if has_own else tensor)
+            except Exception:
                 raise TritonModelException(
-                    f"tensor {name!r} cannot be an array of numpy: {error}"
+                    f"numpy cannot read tensor {name!r}: {error} Pass a tensor in the host's "
+                    "memory, without a gradient."
                 ) from error
-            kind.code = _DL_UNSIGNED  # numpy itself has no bfloat16
-            array = np.from_dlpack(_Held(capsule)).view(_BFLOAT16)
         return NamedTensor(name, array)
 
     def to_dlpack(self) -> Any:
@@ -157,6 +157,22 @@ _capsule_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c
 def dl_tensor(capsule: Any) -> _DlTensor:
     """Return what a DLPack capsule points at. ValueError: its tensor was taken."""
     return _DlTensor.from_address(_capsule_address(capsule, b"dltensor"))
+
+
+def _bfloat16_of(capsule: Any) -> np.ndarray:
+    """Return the array of a capsule with bfloat16, which numpy itself does not have.
+
+    Raises an Exception, and leaves the capsule as it was: it holds something else.
+    """
+    kind = dl_tensor(capsule).dtype
+    if (kind.code, kind.bits) != (_DL_BFLOAT, 16):
+        raise BufferError("not bfloat16")
+    kind.code = _DL_UNSIGNED
+    try:
+        return np.from_dlpack(_Held(capsule)).view(_BFLOAT16)
+    except Exception:
+        kind.code = _DL_BFLOAT
+        raise
 
 
 class _Lent(np.ndarray):

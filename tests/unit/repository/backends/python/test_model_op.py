@@ -463,8 +463,32 @@ def test_bfloat16_travels_by_dlpack():
 def test_tensors_that_numpy_cannot_hold_are_refused():
     capsule = NamedTensor("x", np.zeros(2, np.uint8)).to_dlpack()
     dl_tensor(capsule).dtype.code = 10  # numbers of 8 bits with a point
-    with pytest.raises(TritonModelException, match="tensor 'y' cannot be an array of numpy"):
+    with pytest.raises(TritonModelException, match=r"numpy cannot read tensor 'y': .*memory"):
         NamedTensor.from_dlpack("y", capsule)
+
+
+class HasGradient:
+    def __dlpack__(self, **more):
+        raise BufferError("it has a gradient.")
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
+def test_a_tensor_that_cannot_be_lent_is_refused():
+    with pytest.raises(
+        TritonModelException, match=r"cannot read tensor 'y': it has a gradient\. P"
+    ):
+        NamedTensor.from_dlpack("y", HasGradient())
+
+
+def test_a_refused_capsule_stays_as_it_was():
+    capsule = NamedTensor("x", np.zeros(2, ml_dtypes.bfloat16)).to_dlpack()
+    dl_tensor(capsule).device[0] = 2  # a card
+    with pytest.raises(TritonModelException, match="numpy cannot read tensor 'y'"):
+        NamedTensor.from_dlpack("y", capsule)
+    assert dl_tensor(capsule).dtype.code == 4
+    dl_tensor(capsule).device[0] = 1
 
 
 def test_types_and_bytes():
