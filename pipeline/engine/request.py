@@ -220,8 +220,8 @@ class RequestState(msgspec.Struct, eq=False):
         rows: number of samples.
         asked_at: the time when it came; set only if there is a deadline.
         dispatched_ns: when the graph started it.
-        passed_ns: while the graph passes on a request with its payload, when it was admitted; while
-            it passes on the answer of a model, when that request ended; 0: anything else.
+        passed_ns: when the loop got what it passes on at this moment, the request or an Op's
+            answer; 0: at this moment.
         input_ns: a sum over its spans, as are `infer_ns` and `output_ns`; see `stages_ns`.
         spans: its spans, packed; None: nobody asked for them.
         is_profiled: whether the client asked for `spans`.

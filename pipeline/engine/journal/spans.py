@@ -62,15 +62,17 @@ class SpanRecorder:
         self.batches: int = 0
         self.has_fillers: bool = False
 
-    def batch(self, worker: Worker, run: BatchRun, result_received_ns: int = 0) -> None:
+    def batch(self, worker: Worker, run: BatchRun, result_received_ns: int = 0) -> int:
         """Record the spans of a batch after a worker has finished it, alone or within a trip.
 
         Without outcomes all items succeeded. The transport of the result counts as time at this Op;
-        except for a trip, and for a model of this server, whose times include it.
+        except for a trip, and for a model of this server, whose times include it. Return when the
+        loop had the result.
         """
         if len(run.executions) > len(run.items):
-            self._members(worker.number, run, self.clock_ns())
-            return
+            received_ns = self.clock_ns()
+            self._members(worker.number, run, received_ns)
+            return received_ns
         is_within = bool(result_received_ns) or run.is_models
         passed_ns = run.items[0].request.passed_ns if run.is_models else 0
         received_ns = result_received_ns or passed_ns or self.clock_ns()
@@ -86,6 +88,7 @@ class SpanRecorder:
             self._execution(batch_members, worker.number, times, received_ns, home_ns)
         if self.journal is not None:
             self.journal.flush_if_long()
+        return received_ns
 
     def _members(self, worker: int, run: BatchRun, received_ns: int) -> None:
         """Record the spans of a convoy whose members did not all run in one execution."""

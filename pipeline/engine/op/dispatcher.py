@@ -293,11 +293,12 @@ class OpDispatcher:
             self._router.trips.changed()
         self.release(job)
         self.links.answered += len(job.items)
-        if self.spans.is_wanted:
-            self.spans.batch(worker, job)
+        received_ns = self.spans.batch(worker, job) if self.spans.is_wanted else 0
         for item, outcome in zip(job.items, job.outcomes, strict=False):
             if outcome is not None:
+                item.request.passed_ns = received_ns
                 self.pass_on(item, outcome, job.jumped)
+                item.request.passed_ns = 0
         if not self.is_dirty and len(self.scheduler):
             self._router.cycle.mark_dirty(self)
 
@@ -521,7 +522,7 @@ class Shortcut:
         if job.apart is not None and job.apart.is_superseded:
             return
         node, router, request, outcome = self._node, self._router, job.request, job.outcome
-        load, pace, spans = node.load, node.pace, node.spans
+        load, pace, spans, now_ns = node.load, node.pace, node.spans, 0
         load.running -= 1
         load.items -= 1
         if outcome is None:  # it had ended before it began
@@ -545,7 +546,9 @@ class Shortcut:
             node.links.answered += 1
             if job.generation == request.generation:
                 if request.detours is None or not request.lap(node):  # it was made in the first lap
+                    request.passed_ns = now_ns
                     router.route(node, request, outcome)
+                    request.passed_ns = 0
                 if job.generation == request.generation:  # the request is not over
                     router.item_done(job)
         if load.has_ready:
