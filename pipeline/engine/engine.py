@@ -321,7 +321,8 @@ class Engine:
         request = RequestState(raw, sink, self, data_id, self._clock_ns(), target, timeout_s)
         if target is not None:
             request.rows = target.rows
-            request.start_ns = target.ready_ns or request.start_ns
+            if target.ready_ns:
+                request.start_ns = target.ready_ns
             if target.info is not None:
                 request.info = target.info
             if target.convoy is not None:

@@ -522,7 +522,7 @@ class Shortcut:
         if job.apart is not None and job.apart.is_superseded:
             return
         node, router, request, outcome = self._node, self._router, job.request, job.outcome
-        load, pace, spans, now_ns = node.load, node.pace, node.spans, 0
+        load, pace, spans = node.load, node.pace, node.spans
         load.running -= 1
         load.items -= 1
         if outcome is None:  # it had ended before it began
@@ -533,7 +533,8 @@ class Shortcut:
             if pace.is_fusable and pace.took(end_ns - start_ns):
                 router.trips.changed()
             if spans.is_wanted:
-                now_ns, number = request.passed_ns or spans.clock_ns(), worker.number
+                request.passed_ns = now_ns = request.passed_ns or spans.clock_ns()
+                number = worker.number
                 ends = job.preprocess_end_ns, job.process_end_ns, end_ns
                 is_usual = (
                     type(outcome) is dict and request.spans is None and request.trip_rows is None
@@ -546,11 +547,10 @@ class Shortcut:
             node.links.answered += 1
             if job.generation == request.generation:
                 if request.detours is None or not request.lap(node):  # it was made in the first lap
-                    request.passed_ns = now_ns
                     router.route(node, request, outcome)
-                    request.passed_ns = 0
                 if job.generation == request.generation:  # the request is not over
                     router.item_done(job)
+            request.passed_ns = 0
         if load.has_ready:
             router.cycle.mark_dirty(node)
 
