@@ -103,7 +103,7 @@ class NamedTensor:
             )
         try:
             array = np.from_dlpack(tensor if has_own else _Held(tensor))
-        except Exception as error:  # any of whoever made the tensor
+        except Exception as error:  # of the library that made the tensor
             try:
                 array = _bfloat16_of(tensor.__dlpack__() if has_own else tensor)
             except Exception:
@@ -162,7 +162,7 @@ def dl_tensor(capsule: Any) -> _DlTensor:
 def _bfloat16_of(capsule: Any) -> np.ndarray:
     """Return the array of a capsule with bfloat16, which numpy itself does not have.
 
-    Raises an Exception, and leaves the capsule as it was: it holds something else.
+    Raises an Exception, with the capsule unchanged: it holds something else.
     """
     kind = dl_tensor(capsule).dtype
     if (kind.code, kind.bits) != (_DL_BFLOAT, 16):

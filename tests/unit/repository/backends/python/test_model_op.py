@@ -482,7 +482,7 @@ def test_a_tensor_that_cannot_be_lent_is_refused():
         NamedTensor.from_dlpack("y", HasGradient())
 
 
-def test_a_refused_capsule_stays_as_it_was():
+def test_a_refused_capsule_is_unchanged():
     capsule = NamedTensor("x", np.zeros(2, ml_dtypes.bfloat16)).to_dlpack()
     dl_tensor(capsule).device[0] = 2  # a card
     with pytest.raises(TritonModelException, match="numpy cannot read tensor 'y'"):
