@@ -151,10 +151,9 @@ class StreamDispatcher(OpDispatcher):
             self._send(request, absent, inlet.number - 1)
 
     def begin_lap(self, request: RequestState, again: Container[str] | None = None) -> None:
-        """Begin a lap as any Op; an error from outside the loop is reported again."""
         super().begin_lap(request, again)
         if (inlet := self._inlets.get(request)) is not None:
-            inlet.has_failed = False  # the Ops after this one have forgotten it
+            inlet.begin_lap(again or ())
 
     def drop(self, request: RequestState) -> None:
         super().drop(request)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.engine.op.channel import own_dict
@@ -34,7 +35,8 @@ class Inlet:
         self.is_busy: bool = False
         self.has_failed: bool = False
         self._producers = producers
-        self._parts: dict[str, deque[Any]] = {name: deque() for name in streaming}
+        self._streaming = frozenset(streaming)
+        self._parts: dict[str, deque[Any]] = {name: deque() for name in self._streaming}
         self._unary: dict[str, Any] = {}
 
     @property
@@ -55,6 +57,15 @@ class Inlet:
             self._unary[producer] = message
         else:
             parts.append(message)
+
+    def begin_lap(self, again: Container[str]) -> None:
+        """Forget what the producers `again` have sent; the error of another one comes again."""
+        self.has_failed = False
+        for name in self._producers:
+            if name in again:
+                self._unary.pop(name, None)
+                if name in self._streaming:
+                    self._parts[name] = deque()
 
     def next(self) -> Any:
         """Return the next inputs; ENDED; a PipelineError; None: something has not come yet.
@@ -117,6 +128,13 @@ class GatherInlet(Inlet):
                     f"Op {self._op!r} gathers the parts of a stream, and they are {too_much}"
                 )
         super().take(producer, message)
+
+    def begin_lap(self, again: Container[str]) -> None:
+        super().begin_lap(again)
+        self._kept = PartCounter()
+        for message in itertools.chain(*self._parts.values()):
+            if isinstance(message, Part):
+                self._kept.add(message.payload, self._limits)
 
     def next(self) -> Any:
         ends = [parts[-1] if parts else None for parts in self._parts.values()]

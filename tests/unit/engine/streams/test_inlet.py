@@ -105,3 +105,26 @@ def test_a_gathering_inlet_has_limits_of_parts_and_bytes():
     heavy = GatherInlet(("a",), ["a"], StreamLimits(2, 10_000), "all")
     heavy.take("a", Part(0, {"x": b"." * 10_000}))
     assert "larger than max_message_bytes (10000 bytes)" in str(heavy.next())
+
+
+def test_a_lap_begins_without_the_parts_of_the_lap_before_it():
+    for kind, limits in ((Inlet, ()), (GatherInlet, (StreamLimits(2, 10_000), "op"))):
+        inlet = kind(("a", "b", "outside"), ["a", "b"], *limits)
+        inlet.take("outside", {"x": 1})
+        for message in (Part(0, {"y": 0}), Part(1, {"y": 1}), ENDED):
+            inlet.take("a", message)
+        inlet.take("b", GONE)
+        inlet.begin_lap({"a", "b"})
+        for name in ("a", "b"):
+            inlet.take(name, Part(0, {"y": 2}))
+            inlet.take(name, ENDED)
+        part = {"y": 2} if kind is Inlet else [{"y": 2}]
+        assert inlet.next() == {"a": part, "b": part, "outside": {"x": 1}}
+
+
+def test_an_error_from_outside_a_loop_is_reported_again():
+    inlet, error = Inlet(("a", "outside"), ["a"]), InputError("no")
+    inlet.take("outside", error)
+    inlet.has_failed = True
+    inlet.begin_lap({"a"})
+    assert inlet.next() is error
