@@ -211,16 +211,20 @@ class ThreadWorkers(WorkersBase):
         return True
 
     def _settle(self, bound: BoundOp | None, failure: InitError | None) -> None:
+        """Count the first worker as idle, or as gone; `start` may have been cancelled."""
         assert self._initialised is not None
-        if self._initialised.done():
+        if not self._workers:  # they were stopped
             return
         self.note: ModelMetadata | None = metadata_of(predictor_of(self._op))
+        is_awaited = not self._initialised.cancelled()
         if bound is None:
             self._workers.clear()
-            self._initialised.set_exception(failure or InitError(self.name))
+            if is_awaited:
+                self._initialised.set_exception(failure or InitError(self.name))
         else:
             self.pool.idle.append(self._workers[0])
-            self._initialised.set_result(bound)
+            if is_awaited:
+                self._initialised.set_result(bound)
 
     def lives(self) -> Mapping[int, int]:
         return {worker.number: self._lives.get(worker.number, 0) for worker in self._workers}

@@ -147,6 +147,26 @@ async def test_an_init_op_that_fails_fails_the_start_with_name_and_traceback(err
 
 
 @on_loop
+async def test_the_worker_of_a_start_that_was_cancelled_is_idle_when_its_init_op_ends():
+    """Another Op has failed; a worker that is not idle keeps a stop waiting."""
+
+    class Loads(Op):
+        def init_op(self):
+            entered.set()
+            assert gate.wait(30)
+
+    entered, gate = threading.Event(), threading.Event()
+    pool = Pool(Loads("op"))
+    start = asyncio.ensure_future(pool.workers.start())
+    await pool.until(entered.is_set)
+    start.cancel()
+    await asyncio.wait([start])
+    gate.set()
+    await pool.until(lambda: pool.workers.state().busy == 0)
+    assert await pool.workers.stop(10.0) == 0
+
+
+@on_loop
 async def test_every_worker_works_on_its_own_copy_of_the_op():
     async with Pool(count=4) as pool:
         meeting = threading.Barrier(4, timeout=20)
