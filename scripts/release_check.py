@@ -28,7 +28,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PASSED, FAILED, LATE, NOT_RUN = "passed", "**failed**", "**took too long**", "not run"
 _PAGE = Path("docs", "verified.md")
-_VERIFIED = (".", f":!{_PAGE}", ":!docs/*.png")
+_VERIFIED_FILES = (".", f":!{_PAGE}", ":!docs/*.png")
 _MOST_CHARACTERS = 160
 _GRACE_S = 20
 _LOGS = Path("build", "release")
@@ -39,7 +39,7 @@ _NOTHING_RAN = re.compile(r"\d+ skipped\b")  # pytest's last line, without a tes
 
 
 class Part(NamedTuple):
-    """A command, which gets `limit_s`. `needs`: programs, and (in capitals) variables."""
+    """A command, which gets `limit_s` and needs some programs."""
 
     name: str
     command: str
@@ -57,7 +57,6 @@ PARTS = (
     Part("packages installed", "PART='not versions_work' make packages"),
     *(Part(f"packages 3.{minor}", f"PART=3.{minor} make packages") for minor in range(11, 16)),
     Part("interop", "make interop", needs=("java", "mvn")),
-    Part("suites", "make suites", needs=("TRITON_SERVER", "TRITON_CLIENT")),
     Part("clients", "make clients", needs=("npm",)),
     Part("fuzz engine", f"{_FUZZ} 900 graphs batches loads sequences streams"),
     Part(
@@ -124,7 +123,7 @@ class Tree:
 
     def commit(self) -> str:
         """Return the commit; with a mark if files differ from it."""
-        changed = self._git("status", "--porcelain", "--", *_VERIFIED)
+        changed = self._git("status", "--porcelain", "--", *_VERIFIED_FILES)
         return self._git("rev-parse", "--short=12", "HEAD") + ("+changes" if changed else "")
 
     def is_same(self, commit: str, other: str) -> bool:
@@ -132,7 +131,7 @@ class Tree:
         if commit == other:
             return not commit.endswith("+changes")
         try:
-            self._git("diff", "--quiet", commit, other, "--", *_VERIFIED)
+            self._git("diff", "--quiet", commit, other, "--", *_VERIFIED_FILES)
         except subprocess.CalledProcessError:  # they differ, or one of them is not here
             return False
         return True
@@ -144,14 +143,10 @@ class Tree:
         return done.stdout.strip()
 
 
-def missing(needs: Iterable[str], environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return what a part needs and this machine lacks."""
-    path = os.pathsep.join([str(ROOT / ".venv" / "bin"), environment.get("PATH", "")])
-    return [
-        need
-        for need in needs
-        if not (environment.get(need) if need.isupper() else shutil.which(need, path=path))
-    ]
+def missing(programs: Iterable[str]) -> list[str]:
+    """Return the programs that this machine lacks."""
+    path = os.pathsep.join([str(ROOT / ".venv" / "bin"), os.environ.get("PATH", "")])
+    return [program for program in programs if not shutil.which(program, path=path)]
 
 
 def run(part: Part, commit: str, log: Path, cwd: Path = ROOT) -> Outcome:

@@ -150,11 +150,12 @@ def _listed(value: Any, field: Any) -> object:
         if of_values is None or not isinstance(value, Mapping):
             return value
         return {key: _with_lists(item, of_values) for key, item in value.items()}
-    items = value if isinstance(value, list) else [value]
+    is_list = isinstance(value, list)
+    items = value if is_list else [value]
     if kind is not None:
         items = [_with_lists(item, kind) for item in items]
-    is_one = field.is_repeated and isinstance(value, Mapping) == (kind is not None)
-    return items if isinstance(value, list) or is_one else items[0]
+    has_the_kind = isinstance(value, Mapping) == (kind is not None)  # others are errors as they are
+    return items if is_list or (field.is_repeated and has_the_kind) else items[0]
 
 
 def _decoded(text: str | bytes) -> object:

@@ -139,10 +139,9 @@ def test_a_part_whose_tests_are_all_skipped_did_not_run(verify, capsys):
     assert "part did not run: 2 skipped in 1.2s" in capsys.readouterr().out
 
 
-def test_a_part_whose_needs_are_missing_does_not_run(verify, monkeypatch):
-    monkeypatch.setenv("SET", "1")
-    part = Part("part", "exit 1", needs=("SET", "bash", "UNSET_VARIABLE", "no-such-program"))
-    outcome = (release_check.NOT_RUN, "needs UNSET_VARIABLE, no-such-program")
+def test_a_part_whose_needs_are_missing_does_not_run(verify):
+    part = Part("part", "exit 1", needs=("bash", "no-such-program", "nor-this"))
+    outcome = (release_check.NOT_RUN, "needs no-such-program, nor-this")
     assert verify(part) == (True, {"part": outcome})
 
 
