@@ -36,9 +36,9 @@ class Played:
             self.look()
         return self
 
-    def over(self, ahead, time_left_s=2.0):
+    def over(self, ahead, time_left_s=2.0, **more):
         self.seen.passes(self.now)
-        return seconds_over(self.seen, self.now, ahead, time_left_s)
+        return seconds_over(self.seen, self.now, ahead, time_left_s, **more)
 
 
 def test_without_measurements_no_request_is_refused():
@@ -56,6 +56,14 @@ def test_a_persistent_queue_is_limited():
     assert played.over(ahead=100) is None, "a burst, of which all can be in time"
     assert played.serve(0.3, 100).over(ahead=100) is not None
     assert played.over(ahead=70) is None
+
+
+def test_workers_do_not_wait_because_requests_have_waited_elsewhere():
+    played = Played().serve(5.0, 100)
+    waited = {"time_left_s": 1.2, "passed_s": 0.8}
+    assert played.over(ahead=3, **waited) is not None
+    assert played.over(ahead=3, is_next=True, **waited) is None
+    assert played.over(ahead=99, is_next=True, **waited) is not None, "it would be late"
 
 
 def test_the_rate_is_measured_while_requests_wait():
