@@ -154,7 +154,7 @@ def _listed(value: Any, field: Any) -> object:
     items = value if is_list else [value]
     if kind is not None:
         items = [_with_lists(item, kind) for item in items]
-    has_the_kind = isinstance(value, Mapping) == (kind is not None)  # others are errors as they are
+    has_the_kind = isinstance(value, Mapping) == (kind is not None)  # others are errors
     return items if is_list or (field.is_repeated and has_the_kind) else items[0]
 
 
