@@ -252,6 +252,7 @@ def main() -> int:
     if unknown := set(given.parts) - set(names):
         parser.error(f"no such parts: {', '.join(sorted(unknown))}")
     parts = [part for part in PARTS if part.name in given.parts or not given.parts]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by an exception, which ends its part
     return 0 if verify(parts, State(ROOT / _PAGE), Tree(), given.again) else 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,27 @@ def test_a_part_whose_tests_are_all_skipped_did_not_run(verify, capsys):
     outcome = (release_check.NOT_RUN, "2 skipped in 1.2s")
     assert verify(part) == (True, {"part": outcome})
     assert "part did not run: 2 skipped in 1.2s" in capsys.readouterr().out
+
+
+def test_a_release_check_that_is_ended_ends_its_part(tmp_path):
+    part = Part(
+        "part", f"sleep 300 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; wait"
+    )
+    program = f"""
+import sys
+from pathlib import Path
+from scripts import release_check
+sys.argv = ["release_check.py"]
+part = release_check.Part(*{tuple(part)!r})
+release_check.verify = lambda *_: release_check.run(part, "", Path({str(tmp_path / "log")!r}))
+release_check.main()
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    wait_until((tmp_path / "pid").exists)
+    assert _runs(tmp_path)
+    process.terminate()
+    assert process.wait(30) == 1
+    wait_until(lambda: not _runs(tmp_path))
 
 
 def test_a_part_whose_needs_are_missing_does_not_run(verify):
