@@ -243,6 +243,12 @@ def verify(parts: Sequence[Part], state: State, tree: Tree, is_again: bool = Fal
     return all(outcome.outcome in (PASSED, NOT_RUN) for outcome in outcomes.values())
 
 
+def _leave(*_: object) -> None:
+    """Leave by an exception, which ends the part that runs."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
+
+
 def main() -> int:
     names = [part.name for part in PARTS]
     parser = argparse.ArgumentParser(description=__doc__)
@@ -252,7 +258,7 @@ def main() -> int:
     if unknown := set(given.parts) - set(names):
         parser.error(f"no such parts: {', '.join(sorted(unknown))}")
     parts = [part for part in PARTS if part.name in given.parts or not given.parts]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by an exception, which ends its part
+    signal.signal(signal.SIGTERM, _leave)
     return 0 if verify(parts, State(ROOT / _PAGE), Tree(), given.again) else 1
 
 

@@ -28,6 +28,7 @@ _SHORT_S, _SHORT_SPANS = 0.1, 1.0
 _FASTER = 1.5  # times the long-term rate is significant
 _MAX_GAP_S = 1.0  # between two periods in which a queue is backed up, to count as one
 _BURST_SHARE, _QUEUE_SHARE = 0.9, 0.4  # of a request's time may pass before its answer
+_EARLIER = 0.75  # counts of the time before a lasting queue, so that its workers stay busy
 _MIN_PER_S = 1e-9  # the measured rate may fade to nothing
 _MAX_OVER_S = 60.0  # the longest retry-after; nothing is known further ahead
 _MOST_LEVELS = 64  # kept although they are empty: clients choose their levels
@@ -119,26 +120,20 @@ class Throughput:
 
 
 def seconds_over(
-    throughput: Throughput,
-    now: float,
-    ahead: int,
-    time_left_s: float,
-    passed_s: float = 0.0,
-    is_next: bool = False,
+    throughput: Throughput, now: float, ahead: int, time_left_s: float, passed_s: float = 0.0
 ) -> float | None:
     """Return by how many seconds a new request would be late; None: it may be in time.
 
     As long as fewer requests have left the queue than can leave in the request's time, the queue
     may be a burst, and all may be in time. A queue that stays longer is persistent, and is kept
-    short, but not so short that workers wait. A request with enough time is not refused because
-    none has left for some time: a slow span ends.
+    short, but not so short behind another one that its workers wait. A request with enough time
+    is not refused because none has left for some time: a slow span ends.
 
     Args:
         throughput: of the queue, as it is now.
         ahead: requests that come before this one.
         time_left_s: of the new request.
         passed_s: of its time, before it came here.
-        is_next: whether it can begin when the workers have ended what they run.
     """
     since = throughput.since
     if since is None or not throughput.is_backed_up or throughput.seen < _MIN_SEEN:
@@ -149,9 +144,9 @@ def seconds_over(
     if now - throughput.served_at < time_left_s * _QUEUE_SHARE:
         per_s = max(per_s, throughput.usual_per_s)
     is_burst = throughput.seen < per_s * time_left_s
-    share = _BURST_SHARE if is_burst or is_next else _QUEUE_SHARE
+    share, earlier = (_BURST_SHARE, 1.0) if is_burst else (_QUEUE_SHARE, _EARLIER)
     takes_s = (ahead + 1) / max(per_s, _MIN_PER_S) + throughput.span_s
-    over_s = passed_s + takes_s - (passed_s + time_left_s) * share
+    over_s = earlier * passed_s + takes_s - (passed_s + time_left_s) * share
     return min(over_s, _MAX_OVER_S) if over_s > 0 else None
 
 
@@ -189,10 +184,9 @@ class Shedder:
         ahead = self._scheduler.levels().get(level, 0) + before
         if ahead < self._least:
             return None
-        is_next = ahead < self._least * self._load.workers
         throughput.passes(now)
         where = f" at Op {self._op_name!r}"
-        return too_late(TooLateError, throughput, request, now, ahead, where, is_next)
+        return too_late(TooLateError, throughput, request, now, ahead, where)
 
     def refusal_on_arrival(self, request: RequestState, now: float) -> TooLateError | None:
         """Return why a request that has come to the Op is refused; None: it is not.
@@ -231,12 +225,11 @@ def too_late(
     now: float,
     ahead: int,
     where: str = "",
-    is_next: bool = False,
 ) -> Shed | None:
     """Return the error for a request with a deadline that comes to a queue; None: it may wait."""
     assert request.deadline is not None, "the caller checks it"
     left_s = request.deadline - now
-    over_s = seconds_over(throughput, now, ahead, left_s, now - request.arrived_at, is_next)
+    over_s = seconds_over(throughput, now, ahead, left_s, now - request.arrived_at)
     if over_s is None:
         return None
     return kind(
