@@ -1,7 +1,7 @@
 """`python -m benchmarks.soak KIND`: does a service hold more and more under a load that lasts?
 
 Processes, descriptors, threads, resident and shared memory of the service while it idles between
-stretches of load. Every answer is checked. Exit status 1: the median of one of them in the last
+stretches of load. Every answer is checked. Exit status 1: the least of one of them in the last
 third of the time is above that of the third before; of memory, by more than what the allocator may
 keep.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from benchmarks.soak.loads import SOAKS, Soak
 
 _SETTLING_S = 5.0  # at most, for the connections of a stretch to be closed on both sides
 _ROWS = 30
-_FEWEST_SAMPLES = 6  # thirds of less would have no median worth the name
+_FEWEST_SAMPLES = 6  # two in each third
 _MIB = 2**20
 FIGURES: Mapping[str, Callable[[Holdings], float]] = {
     "processes": lambda held: held.processes,
@@ -104,13 +103,14 @@ def _counts(held: Holdings) -> tuple[int, int, int]:
 def findings(samples: Sequence[Holdings], most_mib: float) -> Iterator[tuple[str, bool]]:
     """Yield by how much each figure grew between the last two thirds, and whether it is flat.
 
-    The first third is for warming up.
+    The first third is for warming up. The least counts: what was kept after some stretches of load,
+    and freed in others, is not held for good.
     """
     third = len(samples) // 3
     for name, value in FIGURES.items():
         most = most_mib if name.endswith("MiB") else 0.0
-        before = statistics.median(map(value, samples[-2 * third : -third]))
-        after = statistics.median(map(value, samples[-third:]))
+        before = min(map(value, samples[-2 * third : -third]))
+        after = min(map(value, samples[-third:]))
         is_flat = after - before <= most
         verdict = "flat" if is_flat else f"not flat, more than {most:g}"
         yield f"{name}: {before:.1f} -> {after:.1f}: {verdict}", is_flat

@@ -16,6 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 _CORPORA = Path(__file__).parents[2] / "build" / "fuzz"
@@ -106,9 +107,14 @@ def main() -> int:
         fuzz(given.parser, given.seconds, given.seed, given.kept)
     from fuzz.parsers import PARSERS
 
-    each_s = given.seconds / len(PARSERS)
-    bad = [name for name in PARSERS if not is_clean(name, given.seed, each_s)]
-    print(f"FOUND in {', '.join(bad)}" if bad else f"nothing found: {each_s:.0f} s each")
+    ends, start_s, bad = time.monotonic() + given.seconds, 0.0, []
+    for left, name in zip(range(len(PARSERS), 0, -1), PARSERS, strict=True):
+        began = time.monotonic()
+        own_s = max(1.0, (ends - began) / left - start_s)
+        if not is_clean(name, given.seed, own_s):
+            bad.append(name)
+        start_s = time.monotonic() - began - own_s
+    print(f"FOUND in {', '.join(bad)}" if bad else f"nothing found in {given.seconds:.0f} s")
     return 1 if bad else 0
 
 
