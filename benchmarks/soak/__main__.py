@@ -103,8 +103,7 @@ def _counts(held: Holdings) -> tuple[int, int, int]:
 def findings(samples: Sequence[Holdings], most_mib: float) -> Iterator[tuple[str, bool]]:
     """Yield by how much each figure grew between the last two thirds, and whether it is flat.
 
-    The first third is for warming up. The least counts, since memory that is freed after a later
-    stretch of load is no growth.
+    The first third is for warming up. The least counts: some stretches need more than others.
     """
     third = len(samples) // 3
     for name, value in FIGURES.items():
