@@ -211,20 +211,16 @@ class ThreadWorkers(WorkersBase):
         return True
 
     def _settle(self, bound: BoundOp | None, failure: InitError | None) -> None:
-        """Count the first worker as idle, or as gone; `start` may have been cancelled."""
         assert self._initialised is not None
-        if not self._workers:  # they were stopped
+        if self._initialised.done():
             return
         self.note: ModelMetadata | None = metadata_of(predictor_of(self._op))
-        is_awaited = not self._initialised.cancelled()
         if bound is None:
             self._workers.clear()
-            if is_awaited:
-                self._initialised.set_exception(failure or InitError(self.name))
+            self._initialised.set_exception(failure or InitError(self.name))
         else:
             self.pool.idle.append(self._workers[0])
-            if is_awaited:
-                self._initialised.set_result(bound)
+            self._initialised.set_result(bound)
 
     def lives(self) -> Mapping[int, int]:
         return {worker.number: self._lives.get(worker.number, 0) for worker in self._workers}
@@ -297,6 +293,9 @@ class ThreadWorkers(WorkersBase):
 
     async def _wait_for_jobs(self, ends: float) -> None:
         """Wait until no worker has a job: after its slice a generator may have to be closed."""
+        started = self._initialised
+        if started is None or not started.done() or started.cancelled():
+            return
         while len(self.pool.idle) < len(self._workers):
             if time.monotonic() >= ends:
                 return

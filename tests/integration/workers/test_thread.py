@@ -14,6 +14,7 @@ from pipeline.config.op_settings import resolve_op
 from pipeline.config.schema import load_config
 from pipeline.errors import DeadlineError, InitError, PipelineError
 from pipeline.op import configure_op
+from pipeline.workers import thread
 from pipeline.workers.inbox import LoopInbox
 from pipeline.workers.thread import ThreadWorkers
 
@@ -147,23 +148,25 @@ async def test_an_init_op_that_fails_fails_the_start_with_name_and_traceback(err
 
 
 @on_loop
-async def test_the_worker_of_a_start_that_was_cancelled_is_idle_when_its_init_op_ends():
-    """Another Op has failed; a worker that is not idle keeps a stop waiting."""
+async def test_a_stop_does_not_wait_for_jobs_of_a_start_that_was_cancelled(monkeypatch):
+    """Another Op has failed to start."""
 
     class Loads(Op):
         def init_op(self):
             entered.set()
             assert gate.wait(30)
 
+    monkeypatch.setattr(thread, "_LOOK_S", 3600.0)
     entered, gate = threading.Event(), threading.Event()
     pool = Pool(Loads("op"))
     start = asyncio.ensure_future(pool.workers.start())
     await pool.until(entered.is_set)
     start.cancel()
     await asyncio.wait([start])
+    stop = asyncio.ensure_future(pool.workers.stop(10.0))
+    await settle()
     gate.set()
-    await pool.until(lambda: pool.workers.state().busy == 0)
-    assert await pool.workers.stop(10.0) == 0
+    assert await asyncio.wait_for(stop, 30) == 0
 
 
 @on_loop
