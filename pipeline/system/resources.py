@@ -70,7 +70,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of g
 _KEPT_BYTES = 32 << 20
 _FROM_HEAP_BYTES = 32 << 20  # glibc's maximum
 _TUNABLES = "GLIBC_TUNABLES"
-_USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_ARENA_MAX", _TUNABLES)
+_USERS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", _TUNABLES)
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 _WHO_GETS_THEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _WHO_ASKS = "[madvise]"
@@ -114,4 +114,5 @@ def tune_malloc() -> None:
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _FROM_HEAP_BYTES)
-        mallopt(_M_ARENA_MAX, max(2, os.cpu_count() or 0))
+        if "MALLOC_ARENA_MAX" not in os.environ:
+            mallopt(_M_ARENA_MAX, max(2, os.cpu_count() or 0))

@@ -51,6 +51,10 @@ def test_settings_of_the_user_are_left_alone():
     assert faults("kept", MALLOC_TRIM_THRESHOLD_="65536") > 2_000
 
 
+def test_a_number_of_arenas_of_the_user_leaves_the_rest_as_it_is():
+    assert faults("kept", MALLOC_ARENA_MAX="1") < 2_000
+
+
 _HUGE = """
 import os, resource, sys
 from pipeline.system.resources import run_on_huge_pages
