@@ -816,11 +816,12 @@ class Judge:
             return True
         if ending.is_good:
             return False
-        killed = [op for op, fault in step.faults.items() if fault in KILLERS]
+        killed = {op for op, fault in step.faults.items() if fault in KILLERS}
         above = self._above(node.name)
         if ending.kind == "left" or "deadline passed" in ending.text:
-            return bool(step.faults.keys() & {node.name, *above})  # it may have failed before
-        is_killed = bool(set(killed) & above) and ending.code in (10000, 6000)
+            raised = step.faults.keys() - killed  # maybe before its caller left
+            return bool(raised & {node.name, *above})
+        is_killed = bool(killed & above) and ending.code in (10000, 6000)
         return not is_killed or any(f"<r{each.number}@" in ending.text for each in self.order)
 
     def _has_reason(self, step: Step, steps: Sequence[Step]) -> bool:
