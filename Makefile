@@ -7,7 +7,7 @@ LIGHT := .venv/.ready-demo
 GATEWAY := pipeline/gateway/bin/pipeline-gateway
 GO_CODE := $(shell find pipeline/gateway -name '*.go' -o -name 'go.*')
 
-.PHONY: demo cascade chat rag agent generate speech ocr check test lint go collected bench gpu docs manifests advice soak chaos attack fuzz advisories release-check interop suites page clients proto gateway packages cluster clean
+.PHONY: demo cascade chat rag agent generate speech ocr check test lint go collected bench bench-goals bench-peers gpu docs manifests advice soak chaos attack fuzz advisories release-check interop suites page clients proto gateway packages cluster clean
 
 # CONFIG=config_brpc.yml: the models as services of their own, asked over brpc.
 CONFIG ?= config.yml
@@ -68,8 +68,13 @@ go: $(READY)
 collected: $(READY)
 	$(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
 
-bench: $(READY) $(GATEWAY)
+bench-peers: $(READY) $(GATEWAY)
 	$(BIN)/python -m pip install --quiet --editable '.[bench]' || echo "mosec could not be installed: not measured"
+
+bench-goals: bench-peers
+	$(BIN)/python -m benchmarks --set goals --repeats 3
+
+bench: bench-peers
 	$(BIN)/python -m benchmarks --set goals --instructions
 	$(BIN)/python -m benchmarks --set rest
 	cd examples/ocr && for config in config.yml config_paddle.yml; do \

@@ -14,7 +14,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system's own is
 
 # Fields of /proc/<pid>/stat, counted from the one after the name.
-_STATE, _PARENT, _SESSION, _THREADS, _RSS_PAGES = 0, 1, 3, 17, 21
+_STATE, _PARENT, _SESSION, _RSS_PAGES = 0, 1, 3, 21
 _CPU_TICKS = slice(11, 15)  # utime, stime, and those of children that ended and were waited for
 
 
@@ -73,8 +73,18 @@ def holdings_of(root: int) -> Holdings:
         shared_descriptors=len(shared),
         private_bytes=sum(map(_private_bytes, pids)),
         shared_bytes=_bytes_of(shared),
-        threads=sum(int(fields[_THREADS]) for fields in stats.values()),
+        threads=sum(map(_threads, pids)),
     )
+
+
+def _threads(pid: int) -> int:
+    """Number of threads, without those of gRPC's pool, which has more and fewer by itself."""
+    count = 0
+    with contextlib.suppress(OSError):  # ended meanwhile
+        for comm in (_PROC / str(pid) / "task").glob("*/comm"):
+            with contextlib.suppress(OSError):
+                count += comm.read_text().strip() != "event_engine"
+    return count
 
 
 def members(root: int, name: str = "") -> list[int]:

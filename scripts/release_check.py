@@ -63,7 +63,7 @@ PARTS = (
         "fuzz servers",
         f"{_FUZZ} 1500 sequences_real streams_real sockets upstream repository stored together",
     ),
-    Part("fuzz edges", f"{_FUZZ} 900 lane edge parsers coverage"),
+    Part("fuzz edges", "FUZZ='--seconds 900 lane edge parsers coverage' make fuzz"),
     Part("fuzz Go", ".venv/bin/python scripts/check_go.py --fuzz-seconds 120"),
     Part("chaos", f"{_BENCH}.chaos"),
     Part("faults", f"{_BENCH}.faults"),
@@ -80,7 +80,7 @@ PARTS = (
     Part("advisories", "make advisories"),
     Part("manifests", "make manifests", 600),
     Part("docs", "make docs", 300),
-    Part("bench goals", f"{_BENCH} --set goals"),
+    Part("bench goals", "make bench-goals"),
 )
 
 
@@ -157,21 +157,22 @@ def run(part: Part, commit: str, log: Path, cwd: Path = ROOT) -> Outcome:
         return Outcome(commit, date, machine, NOT_RUN, 0, f"needs {', '.join(absent)}")
     began = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            ["bash", "-c", part.command],
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    with log.open("w") as output, contextlib.ExitStack() as stack:
+        with _signals_later():
+            process = subprocess.Popen(
+                ["bash", "-c", part.command],
+                cwd=cwd,
+                env=os.environ | {"MAKEFLAGS": "--no-print-directory"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            stack.callback(_end, process)
         try:
             outcome = FAILED if process.wait(part.limit_s) else PASSED
         except subprocess.TimeoutExpired:
             outcome = LATE
-        finally:
-            _end(process)
     seconds = round(time.monotonic() - began)
     line = last_line(log.read_text("utf-8", "replace"))
     if outcome == PASSED and _NOTHING_RAN.match(line):
@@ -179,10 +180,32 @@ def run(part: Part, commit: str, log: Path, cwd: Path = ROOT) -> Outcome:
     return Outcome(commit, date, machine, outcome, seconds, line)
 
 
+@contextlib.contextmanager
+def _signals_later() -> Iterator[None]:
+    """Handle SIGTERM and SIGINT after the block.
+
+    They raise exceptions, and a process that is being started then would be lost. The process does
+    not ignore SIGINT, which a shell lets those ignore that it starts in the background.
+    """
+    came = list[int]()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process, if it runs, and its children."""
+    """End the process, if it runs, and its children.
+
+    It begins as Ctrl-C does: a benchmark then stops its services, which have their own sessions.
+    """
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE_S)
     with contextlib.suppress(ProcessLookupError):

@@ -62,7 +62,11 @@ def loads(given: dict[str, Path]) -> list[tuple[str, str, tuple[str, ...]]]:
         ("simple_string", ("--string-data", "12", *CLOSED)),
         ("simple_identity", ("--shape", "INPUT0:5", "--string-length", "100", *CLOSED)),
         ("simple_dyna_sequence", (*_SEQUENCES, *CLOSED)),
-        ("simple_dyna_sequence", (*_SEQUENCES, "--num-of-sequences", "4", *OPEN)),
+        # Else it sends a step before the last one is answered, over another connection.
+        (
+            "simple_dyna_sequence",
+            (*_SEQUENCES, "--num-of-sequences", "4", "--serial-sequences", *OPEN),
+        ),
         ("simple_dyna_sequence", (*steps, *CLOSED)),
     ]
     http = [

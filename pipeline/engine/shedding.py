@@ -100,7 +100,7 @@ class Throughput:
             self._long.passes(seconds, max(_LONG_S, _LONG_SPANS * self.span_s))
             self._short.passes(seconds, max(_SHORT_S, _SHORT_SPANS * self.span_s))
             self._until = now
-            if self._is_served:
+            if self._is_served and seconds > 0:
                 self._is_served, self.served_at = False, now
                 self.usual_per_s = max(self._long.per_s, self.usual_per_s / 2)
 

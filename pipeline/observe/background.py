@@ -59,3 +59,4 @@ class Background:
                 job()
             except Exception:  # a failed job must not stop later ones
                 _LOGGER.exception("%s failed to write a piece", self._name)
+            del job  # free its data while the thread waits

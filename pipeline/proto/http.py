@@ -1,4 +1,4 @@
-"""HTTP/1.1 of clients: header lines, and a reader of answers."""
+"""HTTP/1.1: header lines, and a client's reader of answers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ import httptools
 from pipeline.errors import ClosedError, TooLargeError
 
 EVENTS = "text/event-stream"
+
+SPACES = b" \t"
+"""Spaces that httptools leaves behind a header's value (RFC 9110, 5.5, excludes them)."""
 
 _MOST_HEAD_BYTES = 65536  # of a head
 _FIELD_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
@@ -142,7 +145,7 @@ class HttpReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header field."""
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self.headers[name.decode("latin-1").lower()] = value.rstrip(SPACES).decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Take the end of the head."""

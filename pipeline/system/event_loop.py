@@ -178,6 +178,18 @@ async def ending_alone(coroutine: Awaitable[Any]) -> tuple[Any, BaseException | 
         return None, error
 
 
+def result_of(ended: concurrent.futures.Future[tuple[Any, BaseException | None]]) -> Any:
+    """Wait for an `ending_alone`; return the coroutine's result, or raise its exception."""
+    left_by = None
+    try:
+        result, left_by = ended.result()
+        if left_by is not None:
+            raise left_by
+        return result
+    finally:
+        del ended, left_by  # an error's traceback leads here: only the gc could free them
+
+
 class LoopThread:
     """An event loop on its own thread, in a copy of the caller's context."""
 
@@ -199,11 +211,7 @@ class LoopThread:
 
     def run(self, work: Any) -> Any:
         """Return the result of a coroutine, which runs in the thread's loop."""
-        future = asyncio.run_coroutine_threadsafe(ending_alone(work), self.loop)
-        result, left_by = future.result()
-        if left_by is not None:
-            raise left_by
-        return result
+        return result_of(asyncio.run_coroutine_threadsafe(ending_alone(work), self.loop))
 
     def close(self) -> None:
         """End the loop and the thread."""

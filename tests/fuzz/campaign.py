@@ -1,7 +1,8 @@
 """`python -m fuzz.campaign NAME ...` runs fuzzers in turn; `campaign` is the loop over seeds.
 
 Each fuzzer is a process of its own with an equal share of `--seconds`, from the same seed. The last
-line names the fuzzers that found something. The exit status is 1 if one did.
+line names the fuzzers that found something or cannot run here. The exit status is 1 if one found
+something, or was named and cannot run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+CANNOT_RUN = 3
+"""The exit status of a fuzzer that lacks something."""
 
 _MOST_BAD = 10
 _STOP_S = 120.0  # for the last case of a fuzzer whose time is over
@@ -78,21 +82,25 @@ def main() -> int:
     if unknown := set(names) - FUZZERS.keys():
         parser.error(f"no such fuzzers: {', '.join(sorted(unknown))}")
     each_s = given.seconds / len(names)
-    bad = [name for name in names if not _is_clean(name, given.seed, each_s)]
+    ended = {name: _status(name, given.seed, each_s) for name in names}
+    lacking = [name for name, status in ended.items() if status == CANNOT_RUN]
+    bad = [name for name, status in ended.items() if status not in (0, CANNOT_RUN)]
     verdict = f"FOUND by {', '.join(bad)}" if bad else "nothing found"
-    print(f"{verdict}: seed {given.seed}, {each_s:.0f} s each of {', '.join(names)}")
-    return 1 if bad else 0
+    ran = ", ".join(name for name in names if name not in lacking)
+    unrun = f"; not run: {', '.join(lacking)}" if lacking else ""
+    print(f"{verdict}: seed {given.seed}, {each_s:.0f} s each of {ran}{unrun}")
+    return 1 if bad or (lacking and given.names) else 0
 
 
-def _is_clean(name: str, seed: int, seconds: float) -> bool:
-    """Run a fuzzer; a fuzzer that does not end has found something too."""
+def _status(name: str, seed: int, seconds: float) -> int:
+    """Return the exit status of a fuzzer; one that does not end has found something too."""
     print(f"{name}:", flush=True)
     command = [sys.executable, "-m", FUZZERS[name], f"--seconds={seconds}", f"--seed={seed}"]
     try:
-        return not subprocess.run(command, timeout=seconds + _STOP_S, check=False).returncode
+        return subprocess.run(command, timeout=seconds + _STOP_S, check=False).returncode
     except subprocess.TimeoutExpired:
         print(f"    did not end within {seconds + _STOP_S:.0f} s", flush=True)
-        return False
+        return 1
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 
+from fuzz.campaign import CANNOT_RUN
+
 _CORPORA = Path(__file__).parents[2] / "build" / "fuzz"
 _MOST_S = 10  # of one input, on a busy machine
 _MOST_MIB = 4096
@@ -102,7 +104,7 @@ def main() -> int:
     given = parser.parse_args()
     if importlib.util.find_spec("atheris") is None:
         print("not run: needs atheris, which `pip install atheris` brings to some Pythons")
-        return 0
+        return CANNOT_RUN
     if given.parser:
         fuzz(given.parser, given.seconds, given.seed, given.kept)
     from fuzz.parsers import PARSERS

@@ -47,6 +47,7 @@ class Case:
         quick_per_s: the rate of quick requests.
         burst: the number of requests that come at once before the load, and then some more.
         has_join: whether the slow Op is one of two branches.
+        tick_s: the steps of the loop's time; 0: it has none.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Case:
     deadline_s: float
     burst: int
     has_join: bool
+    tick_s: float = 0.0
 
     @property
     def capacity(self) -> float:
@@ -93,6 +95,7 @@ def made_case(seed: int) -> Case:
         round(deadline_s, 3),
         int(rng.uniform(0.2, 0.7) * deadline_s * capacity),
         rng.random() < 0.3,
+        rng.choice((0.0, 0.001)),
     )
 
 
@@ -133,7 +136,7 @@ def graph_of(case: Case) -> tuple[Op, dict[str, Any]]:
 
 def run(case: Case) -> list[str]:
     """Return the defects that this case shows."""
-    return run_virtual(_run(case))
+    return run_virtual(_run(case), case.tick_s)
 
 
 async def _run(case: Case) -> list[str]:

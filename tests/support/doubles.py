@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import inspect
 import json
 import selectors
@@ -60,21 +61,25 @@ class _NoWaitSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer: no test waits, none is random."""
+    """An event loop whose clock jumps to the next timer: no test waits, none is random.
 
-    def __init__(self) -> None:
+    `tick_s`: its time is in steps of that, as uvloop's is in ms.
+    """
+
+    def __init__(self, tick_s: float = 0.0) -> None:
         self.now = 1000.0
+        self._tick_s = tick_s
         super().__init__(_NoWaitSelector(self))
         # Timers fire when they are due, not a clock tick before.
         self._clock_resolution = 1e-9
 
     def time(self) -> float:
-        return self.now
+        return self.now - self.now % self._tick_s if self._tick_s else self.now
 
 
-def run_virtual(test: Coroutine[Any, Any, Any]) -> Any:
+def run_virtual(test: Coroutine[Any, Any, Any], tick_s: float = 0.0) -> Any:
     """Run a coroutine to its end on a VirtualLoop."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=functools.partial(VirtualLoop, tick_s)) as runner:
         return runner.run(test)
 
 
@@ -424,6 +429,17 @@ def chain(*names: str, read: RequestOp | None = None) -> Op:
     for name in names:
         op = Tag(name=name, input_ops=[op])
     return op
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Run a block in which only the end of the last reference frees an object."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:

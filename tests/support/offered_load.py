@@ -37,9 +37,11 @@ class Load:
 
     async def offer(self, seconds: float, per_s: float, deadline_s: float | None) -> None:
         """Ask; returns when all have come."""
-        for _ in range(round(seconds * per_s)):
+        start = self._loop.time()
+        for number in range(1, 1 + round(seconds * per_s)):
             self._asked.append(asyncio.ensure_future(self._ask(deadline_s)))
-            await asyncio.sleep(1 / per_s)
+            # The next ones may be due already, if the loop's time is in steps.
+            await asyncio.sleep(start + number / per_s - self._loop.time())
 
     async def _ask(self, deadline_s: float | None) -> None:
         came = self._loop.time()

@@ -125,18 +125,16 @@ def streams(
         handler.send_header("content-type", "text/event-stream; charset=utf-8")
         handler.send_header("transfer-encoding", "chunked")
         handler.end_headers()
-        for chunk in chunks:
-            _chunk(handler, b"data: %b\n\n" % json.dumps(chunk).encode())
-        if then is not None:
-            handler.wfile.flush()
-            while not then.is_set():  # as servers do that look for callers who have left
-                handler.connection.settimeout(0.01)
-                with contextlib.suppress(TimeoutError):
-                    if not handler.connection.recv(1):
-                        handler.server.left.put(handler.number)
-                        handler.close_connection = True
-                        return
-            handler.connection.settimeout(None)
+        try:
+            for chunk in chunks:
+                _chunk(handler, b"data: %b\n\n" % json.dumps(chunk).encode())
+            has_left = then is not None and _leaves(handler, then)
+        except ConnectionError:  # a caller who has not read all resets the connection
+            has_left = True
+        if has_left:
+            handler.server.left.put(handler.number)
+            handler.close_connection = True
+            return
         if is_cut:
             handler.close_connection = True
             return
@@ -145,6 +143,18 @@ def streams(
         handler.wfile.write(b"0\r\n\r\n")
 
     return answer
+
+
+def _leaves(handler: Any, then: threading.Event) -> bool:
+    """Whether the caller leaves before the event, as servers look for it."""
+    handler.wfile.flush()
+    handler.connection.settimeout(0.01)
+    while not then.is_set():
+        with contextlib.suppress(TimeoutError):
+            if not handler.connection.recv(1):
+                return True
+    handler.connection.settimeout(None)
+    return False
 
 
 def _chunk(handler: Any, data: bytes) -> None:

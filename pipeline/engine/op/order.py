@@ -41,8 +41,10 @@ class OrderFilter(OpFilter):
     def release(self, call_next: Callable[[Any], None], run: BatchRun | Item) -> None:
         is_lost = isinstance(run, BatchRun) and run.is_superseded
         for item in run.items:
-            if (is_lost or item.is_over) and (number := self._left(item)) is not None:
-                self._lost[item] = number
+            if is_lost or item.is_over:
+                number = self._left(item)
+                if is_lost and number is not None:
+                    self._lost[item] = number
         call_next(run)
         if not is_lost:
             self._pass_on_held()

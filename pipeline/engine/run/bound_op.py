@@ -53,7 +53,7 @@ from pipeline.errors import (
 from pipeline.op import Op, overrides
 from pipeline.proto.slices import AbandonedError
 from pipeline.routes import Answer, Goto, Routed, checked
-from pipeline.system.event_loop import ending_alone
+from pipeline.system.event_loop import ending_alone, result_of
 from pipeline.tracing.running import Notes
 
 _LOGGER = logging.getLogger(__name__)
@@ -379,18 +379,13 @@ class BoundOp(OpFacts):
     def wait_for(self, coroutine: Awaitable[Any], name: str) -> Any:
         """Return the result of `coroutine`, the method `name`, which runs on the loop."""
         assert self._loop is not None, "there is a loop for every async method"
-        self._awaited = awaited = asyncio.run_coroutine_threadsafe(
-            ending_alone(coroutine), self._loop
-        )
+        self._awaited = asyncio.run_coroutine_threadsafe(ending_alone(coroutine), self._loop)
         try:
-            result, left_by = awaited.result()
+            return result_of(self._awaited)
         except concurrent.futures.CancelledError as error:  # by this library, or by user code
             raise PipelineError(f"{name} was cancelled") from error
         finally:
             self._awaited = None
-        if left_by is not None:
-            raise left_by
-        return result
 
 
 def _named(op: BoundOp, hook: str) -> str:

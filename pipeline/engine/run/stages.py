@@ -86,6 +86,7 @@ class BatchRun(BatchJob, eq=False):
         except BaseException as error:
             failed = stage_error(error, op, "process", 0, *ids_of(self.items))
             self.outcomes = [failed if outcome is None else outcome for outcome in self.outcomes]
+        op.context = None  # it refers to the requests and their inputs
         self.end_ns: int = clock_ns()
 
     def prepare(self, op: BoundOp, clock_ns: Callable[[], int]) -> None:

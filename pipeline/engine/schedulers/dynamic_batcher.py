@@ -53,7 +53,9 @@ class PolicyQueue:
     def overflow(self) -> Item | None:
         """Remove and return the newest item if there are too many."""
         if 0 < self._policy.max_queue_size < len(self) and self._fresh:
-            return self._fresh.popitem()[0]
+            item = next(reversed(self._fresh))
+            self.remove(item)
+            return item
         return None
 
     @property
@@ -79,6 +81,8 @@ class PolicyQueue:
         """Remove an item that is here."""
         if item in self._fresh:
             del self._fresh[item]
+            if not self._fresh:
+                self._limits.clear()
         else:
             del self._late[item]
 

@@ -551,6 +551,7 @@ class StreamRun(BatchRun, eq=False):
         self.pulls = [pull for pull in self.pulls if not pull.is_over]
         self.groups = [pull.items for pull in self.pulls if pull.items]
         self.is_finished = not self.pulls
+        op.context = None  # it refers to the requests and their inputs
         self.end_ns: int = clock_ns()
         self.busy_ns = self.end_ns - began_ns
 

@@ -279,8 +279,8 @@ class Steps:
     ) -> bool:
         """Step until no request has room, or other runs need a turn."""
         try:
-            self._clear(run)
             while not run.is_superseded:
+                self._clear(run)
                 self._seat(run)
                 run.stepping = self._ready(run)
                 if not run.stepping:
@@ -292,7 +292,6 @@ class Steps:
             self._send(run, watch)
             self._forget(op)
             run.stepping = []
-            op.context = None  # it has the states of the last step
         return False
 
     def close(self, op: BoundOp, watch: StreamWatch) -> None:

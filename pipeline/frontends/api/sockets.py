@@ -61,6 +61,7 @@ class SocketRequests:
         try:
             while (message := await socket.receive()) is not None:
                 await self._begin(message, socket)
+                del message  # free its data while this waits
             if socket.is_last and self._tasks:
                 await self._finish(socket)
         finally:

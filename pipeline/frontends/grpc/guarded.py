@@ -90,3 +90,4 @@ class _Core(cygrpc.AioServer):  # type: ignore[misc]
             task = loop.create_task(cygrpc._schedule_rpc_coro(answering, call, loop, name))
             self._calls.add(task)
             task.add_done_callback(self._calls.discard)
+            del call, answering, task  # free their data while this waits

@@ -332,6 +332,7 @@ def _answering(name: str, method: Unary, running: RunningCalls) -> Any:
             return answer
         except Exception as error:
             failure = _failure(name, error)
+        del message  # gRPC keeps the exception, and so this frame
         await _abort(context, failure)
         return b""
 

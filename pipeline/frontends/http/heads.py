@@ -22,6 +22,7 @@ from pipeline.frontends.http.routes import (
     WebRequest,
     timeout_in,
 )
+from pipeline.proto.http import SPACES
 from pipeline.proto.slices import SHORT_BYTES
 
 _MAX_KNOWN = 512  # heads
@@ -161,7 +162,7 @@ class _Request:
         self.is_complete = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.lower()] = value
+        self.headers[name.lower()] = value.rstrip(SPACES)
         self.count += 1
 
     def on_headers_complete(self) -> None:

@@ -10,6 +10,7 @@ import httptools
 from pipeline.errors import PackageError
 from pipeline.frontends.http.exchange import Exchange
 from pipeline.frontends.http.routes import Header, HttpError
+from pipeline.proto.http import SPACES
 
 END = b"\r\n\r\n"
 """The end of a head, and of a body in chunks."""
@@ -186,7 +187,7 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a header; trailers are ignored."""
         if self._exchange is not None and not self._is_headed:
-            self._exchange.fields.append((name.lower(), value))
+            self._exchange.fields.append((name.lower(), value.rstrip(SPACES)))
 
     def on_headers_complete(self) -> None:
         """End the head; after the request the parser no longer knows it."""

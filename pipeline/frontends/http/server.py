@@ -222,9 +222,7 @@ class HttpFrontend:
     async def _route(self, exchange: Exchange) -> WebReply:
         """Return the answer of the routes with the path."""
         headers = exchange.said
-        encoding = (
-            headers.get(b"content-encoding", b"").strip(b" \t").lower()
-        )  # the parser keeps the originals
+        encoding = headers.get(b"content-encoding", b"").lower()
         encoding = b"" if encoding == b"identity" else encoding
         # A packed body is unpacked only up to the size that its reader accepts.
         usual = self._json_limit if encoding and is_all_json(headers) else self._limit

@@ -403,6 +403,7 @@ class StreamCall(_TaskCall):
                 if not self._messages:
                     self._pay()
                 yield message
+                del pieces, message  # free their data while this waits
             if self._has_ended:
                 return
             self._arrived.clear()

@@ -223,6 +223,7 @@ class LogWriter:
                     dropped = self.handler.take_dropped()
                     text = "%d log records were dropped: they came faster than they are written"
                     self.sink.write(own_record(text, dropped))
+                del record  # its traceback refers to the data of a request
         finally:
             self.sink.close()
 

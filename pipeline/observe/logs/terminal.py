@@ -59,8 +59,10 @@ class StderrSink(LogSink):
         # The same for records that differ only in ids, names and numbers.
         text = _VARIABLE.sub("", record.getMessage()[:_SHOWN_CHARACTERS])
         kind = record.levelno, record.name, record.lineno, text
+        record.msg, record.args = self._shown(record), None
+        record.exc_info = None  # it refers to the data of a request
         if self._repeats.is_first(kind, record, self._clock()):
-            self._say(record, self._shown(record))
+            self._say(record, record.msg)
 
     def rest(self) -> float | None:
         now = self._clock()
@@ -76,7 +78,7 @@ class StderrSink(LogSink):
 
     def _sum_up(self, repeat: Repeat, now: float) -> None:
         text = f"{repeat.count:,} more in {now - repeat.since:.0f} s, the last: "
-        self._say(repeat.last, text + self._shown(repeat.last))
+        self._say(repeat.last, text + repeat.last.msg)
 
     def _say(self, record: logging.LogRecord, message: str) -> None:
         with contextlib.suppress(Exception):  # a stream of the user's own; the files have it all
@@ -147,7 +149,7 @@ class Loading:
 class Repeat:
     """Records of one kind; `count` of them were not shown since `since`.
 
-    At `due` the number is shown.
+    At `due` the number is shown, with the message of `last`.
     """
 
     last: logging.LogRecord

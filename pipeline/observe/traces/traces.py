@@ -337,6 +337,7 @@ class _Trace:
     def sent(self, start_ns: int, end_ns: int) -> None:
         """Record when the answer was sent, and submit the trace for writing."""
         self._first.stamp(*zip(self._door.sent, (start_ns, end_ns), strict=True))
+        del self._first  # each refers to the other: only the gc could free them
         self._traces.take(self._sampler, self.seen)
 
 
@@ -399,6 +400,7 @@ class _RequestCollector(TraceCollector):
             self.stamp(("REQUEST_START", request.start_ns), ("REQUEST_END", end_ns))
             if self.seen.parts is not None or not self.seen.spans:
                 self.stamp(("QUEUE_START", request.admitted_ns or request.start_ns))
+            self._request = None  # it refers to this by its target: only the gc could free both
 
     def _keep(self, activity: str, arrays: Mapping[str, Any]) -> None:
         if self._trace.takes_tensors:

@@ -234,6 +234,8 @@ class CallLink:
             while data := self._socket.recv(_RECEIVE_BYTES):
                 for body in unframer.feed(data):
                     self._take(decode(body))
+                    del body  # free its data while the thread waits
+                del data
         with self._lock:
             self._is_over = True
             left, self._waiting = self._waiting, {}

@@ -83,6 +83,7 @@ def entries_of(sent: SentRun, parts: WireParts, outcomes: Sequence[tuple[int, An
         index = sent.indexes[place] if sent.indexes else place
         if outcome is None or isinstance(outcome, PipelineError | Answer):
             run.ended[index] = True
+            sent.joined.pop(index, None)
         else:
             run.made[index] += 1
         queued.append((index, ENDED if outcome is None else outcome))

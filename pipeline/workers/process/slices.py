@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.data import RequestInfo
 from pipeline.engine.run.bound_op import BoundOp
 from pipeline.engine.run.stages import BatchRun
 from pipeline.engine.streams.flow import ENDED, apart
 from pipeline.engine.streams.plan import is_iterative
-from pipeline.engine.streams.run import Entry, StreamRun
+from pipeline.engine.streams.run import VACANT, Entry, StreamRun
 from pipeline.engine.streams.steps import stepped_run
 from pipeline.workers.process.pages import AbandonedRequests, StatusPage
 from pipeline.workers.process.wire import (
@@ -177,6 +177,8 @@ class Slices:
                 run.ended[place] = True
                 unsent.add(place)
             reported.append((place, sent))
+            if run.reports_steps and run.ended[place]:
+                cast(list[Any], run.items)[place] = VACANT
         if not run.reports_steps:
             self.parts.append(
                 WireParts(self._number, reported, run.start_ns, run.preprocess_end_ns)

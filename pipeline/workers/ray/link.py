@@ -63,6 +63,7 @@ class Sender(threading.Thread):
                 call()
             except Exception:  # a defect of this library: waiting requests have a deadline
                 _LOGGER.exception("a call into Ray failed")
+            del call  # free its data while the thread waits
 
 
 @dataclass(frozen=True, slots=True)

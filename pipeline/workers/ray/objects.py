@@ -197,14 +197,16 @@ class RayMemory(MemoryDomain):
     def serialize(self, payload: Any) -> SharedPayload:
         """Serialize a payload for another process. Raises as `payload.serialize` does."""
         self._settle()
-        self._writing = []
-        serialized = serialize(payload, self, self)
-        if serialized.buffers:
-            self._last += 1
-            self._objects[self._last] = _Stored(None, self._writing)
-            serialized.buffers = [
-                Block(self._last, block.offset, block.size) for block in serialized.buffers
-            ]
+        try:
+            serialized = serialize(payload, self, self)
+            if serialized.buffers:
+                self._last += 1
+                self._objects[self._last] = _Stored(None, self._writing)
+                serialized.buffers = [
+                    Block(self._last, block.offset, block.size) for block in serialized.buffers
+                ]
+        finally:
+            self._writing = []
         return self._payload(serialized, anything_of, "")
 
     def payload(self, serialized: SerializedPayload, maker: str = "") -> SharedPayload:

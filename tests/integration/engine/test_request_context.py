@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 
+import numpy as np
 import pytest
-from doubles import server_for
+from doubles import server_for, wait_until, without_gc
 
 from pipeline import Op, RequestOp, ResponseOp
 from pipeline.data import RequestInfo
@@ -180,6 +182,91 @@ def test_a_hook_can_see_that_its_request_is_cancelled(workers, tmp_path):
         while not path.exists():
             assert time.monotonic() < ends
             threading.Event().wait(0.005)
+
+
+# Memory --------------------------------------------------------------------------------------
+
+LARGE: list[weakref.ref] = []
+
+
+class LargeRequestOp(RequestOp):
+    def unpack_request_package(self, request):
+        large = np.zeros(8)
+        LARGE.append(weakref.ref(large))
+        return {"large": large}, 0, None, ""
+
+
+class Looking(Op):
+    def preprocess(self, input_dicts, *, context):
+        return {"y": "1"}
+
+    def process(self, feed_batch, *, context):
+        return {"y": "1"}
+
+    def postprocess(self, input_dicts, fetch_data, *, context):
+        return {"y": "1"}
+
+
+class LookingOnce(Looking):
+    process = Op.process
+
+
+class LookingInParts(Looking):
+    def process(self, feed_batch, *, context):
+        yield {"y": "1"}
+
+
+class LookingLast(Looking):
+    def postprocess(self, input_dicts, fetch_data, *, context):
+        yield {"y": "1"}
+
+
+class Plain(Op):
+    def process(self, feed_batch):
+        return {"y": "1"}
+
+
+class InParts(Op):
+    def process(self, feed_batch):
+        yield {"y": "1"}
+
+
+class FailsFirst(Op):
+    def preprocess(self, input_dicts):
+        raise ValueError("wrong")
+
+
+class Fails(Op):
+    def process(self, feed_batch):
+        raise ValueError("wrong")
+
+
+class FailsInParts(Op):
+    def process(self, feed_batch):
+        yield {"y": "1"}
+        raise ValueError("wrong")
+
+
+class FailsLast(Op):
+    def postprocess(self, input_dicts, fetch_data):
+        raise ValueError("wrong")
+
+
+class AsyncFails(Op):
+    async def process(self, feed_batch):
+        raise ValueError("wrong")
+
+
+KINDS = (Looking, LookingOnce, LookingInParts, LookingLast, Plain, InParts)
+FAILING = (FailsFirst, Fails, FailsInParts, FailsLast, AsyncFails)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *FAILING])
+def test_an_idle_server_has_nothing_of_the_request_before(kind):
+    with served(kind("a", LargeRequestOp())) as server, without_gc():
+        response = server._thread.run(server.executor.handle(Request(), 30.0))
+        assert bool(response.err_no) == (kind in FAILING)
+        wait_until(lambda: LARGE[-1]() is None)
 
 
 # Cost ------------------------------------------------------------------------------------------

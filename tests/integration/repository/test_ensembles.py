@@ -6,7 +6,7 @@ import gc
 import json
 
 import pytest
-from doubles import http, wait_until
+from doubles import http, wait_until, without_gc
 from repositories import add_identity, add_pipeline, add_python, control, infer, serving
 
 from pipeline.workers.model_runs import ModelRun
@@ -92,15 +92,10 @@ def steps_that_are_left():
 
 
 def test_no_step_of_a_request_is_left_to_the_garbage_collector(models):
-    with serving(models, mode="none") as server:
-        gc.collect()
-        gc.disable()  # what it would find has the data of requests, in shared memory if large
-        try:
-            for _ in range(6):
-                assert infer(server, "e", [1.0, 2.0], "x", rows=2)[0] == 200
-            wait_until(lambda: steps_that_are_left() == 0)
-        finally:
-            gc.enable()
+    with serving(models, mode="none") as server, without_gc():
+        for _ in range(6):
+            assert infer(server, "e", [1.0, 2.0], "x", rows=2)[0] == 200
+        wait_until(lambda: steps_that_are_left() == 0)
 
 
 def test_the_error_of_a_step_names_the_ensemble_once(models):

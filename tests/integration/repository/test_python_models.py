@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,8 +18,12 @@ import pytest
 from doubles import http, wait_until
 from repositories import add_python, control, infer, serving
 
+from pipeline.errors import InitError
 from pipeline.proto import inference_v2_pb2 as pb
 from pipeline.proto.v2.codec import add_tensor
+from pipeline.repository.backends.base import ModelSource
+from pipeline.repository.backends.python.backend import PYTHON
+from pipeline.system.event_loop import loop_factory
 
 DOUBLES = """
 import os
@@ -657,6 +662,19 @@ def test_coroutines_of_a_decoupled_model_run_side_by_side(tmp_path):
 
         result = list(callers.map(ask, [1.0, 2.0, 3.0]))
         assert [item["OUTPUT0"] for item in result] == [1.0, 2.0, 3.0]
+
+
+def test_a_completion_that_fails_without_reading_gives_its_reason(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho no packages >&2\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    config = pb.ModelConfig(default_model_filename="model.py")
+    source = ModelSource("asks", 1, add_python(tmp_path, "asks", ASKS, config=None), config)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        for _ in range(20):  # the program may end before or after the first byte is written
+            with pytest.raises(InitError, match="no packages"):
+                runner.run(PYTHON.complete(source))
 
 
 ADDER = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,14 @@ def test_each_part_passes_or_fails_and_its_last_line_is_in_the_page(verify, tree
     assert "| bad |" in page
 
 
+def test_a_part_that_is_a_make_within_make_ends_with_a_line_of_its_own(verify, tree, monkeypatch):
+    monkeypatch.setenv("MAKELEVEL", "1")
+    monkeypatch.setenv("MAKEFLAGS", "w")
+    (tree.root / "Makefile").write_text("all: ; @echo 7 skipped")
+    _, outcomes = verify(Part("part", "make"))
+    assert outcomes["part"] == (release_check.NOT_RUN, "7 skipped")
+
+
 def test_a_part_that_passed_at_this_commit_does_not_run_again(verify, tree, tmp_path):
     counted = Part("counted", f"echo >> {tmp_path}/runs; wc -l < {tmp_path}/runs")
 
@@ -119,6 +128,21 @@ def test_a_part_that_takes_too_long_is_killed_with_its_children(verify, tmp_path
     wait_until(lambda: not _runs(tmp_path))
 
 
+def test_a_part_that_takes_too_long_stops_what_has_a_session_of_its_own(verify, tmp_path):
+    (tmp_path / "part.py").write_text(
+        "import subprocess\n"
+        "service = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(service.pid))\n"
+        "try:\n"
+        "    service.wait()\n"
+        "finally:\n"
+        "    service.kill()\n"
+    )
+    _, outcomes = verify(Part("slow", f"{sys.executable} {tmp_path}/part.py", limit_s=1))
+    assert outcomes["slow"][0] == release_check.LATE
+    wait_until(lambda: not _runs(tmp_path))
+
+
 def test_a_part_that_passed_leaves_no_children(verify, tmp_path):
     is_well, _ = verify(Part("good", f"sleep 1000 > /dev/null & echo $! > {tmp_path}/pid"))
     assert is_well
@@ -141,9 +165,7 @@ def test_a_part_whose_tests_are_all_skipped_did_not_run(verify, capsys):
 
 
 def test_a_release_check_that_is_ended_ends_its_part(tmp_path):
-    part = Part(
-        "part", f"sleep 300 & echo $! > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; wait"
-    )
+    part = Part("part", f"sleep 300 & echo $! > {tmp_path}/pid; wait")
     program = f"""
 import sys
 from pathlib import Path
@@ -154,11 +176,31 @@ release_check.verify = lambda *_: release_check.run(part, "", Path({str(tmp_path
 release_check.main()
 """
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
-    wait_until((tmp_path / "pid").exists)
+    file = tmp_path / "pid"
+    wait_until(lambda: file.exists() and file.read_text().endswith("\n"))
     assert _runs(tmp_path)
     process.terminate()
     assert process.wait(30) == 1
     wait_until(lambda: not _runs(tmp_path))
+
+
+def test_a_part_that_is_being_started_when_a_signal_comes_is_ended(tmp_path, monkeypatch):
+    started = []
+    start = subprocess.Popen
+
+    def start_and_signal(command, **options):
+        started.append(start(command, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", start_and_signal)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            release_check.run(Part("part", "exec sleep 1000"), "", tmp_path / "log")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert started[0].poll() == -signal.SIGINT
 
 
 def test_a_part_whose_needs_are_missing_does_not_run(verify):

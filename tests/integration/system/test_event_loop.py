@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import threading
+import weakref
 from queue import SimpleQueue
 
 import pytest
-from doubles import on_loop
+from doubles import on_loop, wait_until, without_gc
 
 from pipeline.system import event_loop
 from pipeline.system.event_loop import DaemonThreads, LoopThread, end_tasks, loop_factory
@@ -121,6 +123,22 @@ def test_a_thread_with_a_loop_ends_with_its_tasks():
     asyncio.run_coroutine_threadsafe(asyncio.Event().wait(), thread.loop)
     thread.close()
     assert not thread._thread.is_alive()
+
+
+def test_an_error_does_not_keep_the_data_of_its_coroutine():
+    class Data:
+        pass
+
+    async def fail(data):
+        raise ValueError("wrong")
+
+    with without_gc(), contextlib.closing(LoopThread()) as thread:
+        data = Data()
+        kept = weakref.ref(data)
+        with contextlib.suppress(ValueError):
+            thread.run(fail(data))
+        del data
+        wait_until(lambda: kept() is None)
 
 
 HANGS = """

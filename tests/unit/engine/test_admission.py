@@ -64,6 +64,14 @@ def test_workers_do_not_wait_because_requests_have_waited_elsewhere():
     assert played.over(ahead=30, time_left_s=1.2, passed_s=0.8) is not None
 
 
+def test_a_request_that_leaves_in_the_instant_of_the_first_look_sets_no_rate():
+    """A loop's time stands still within a turn."""
+    played = Played()
+    played.seen.served()
+    played.look()
+    assert played.serve(5.0, 100).over(ahead=500) is not None
+
+
 def test_the_rate_is_measured_while_requests_wait():
     played = Played().serve(1.0, 100)
     played.look(is_backed_up=False)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import threading
 import weakref
 
 import pytest
-from doubles import in_place_of, on_loop
+from doubles import in_place_of, on_loop, without_gc
 
 from pipeline.engine.offload import Offload
 from pipeline.errors import DeadlineError
@@ -55,9 +54,7 @@ async def test_objects_of_the_work_are_released_with_its_error(offload):
     def work(body):
         raise ZeroDivisionError
 
-    gc.collect()
-    gc.disable()
-    try:
+    with without_gc():
         body = Body()
         reference, partial = weakref.ref(body), functools.partial(work, body)
         del body
@@ -67,8 +64,6 @@ async def test_objects_of_the_work_are_released_with_its_error(offload):
             del partial
         await offload.run(lambda: None)  # the thread has dropped the work before this one
         assert reference() is None
-    finally:
-        gc.enable()
 
 
 @offloaded(limit_s=50.0)

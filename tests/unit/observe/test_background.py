@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +39,18 @@ def test_a_job_that_fails_is_logged_and_the_next_one_is_done(
     assert done == [2]
     assert "test failed to write a piece" in caplog.text
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_job_that_is_done_is_not_kept(background: Background):
+    class Job:
+        def __call__(self) -> None:
+            """Do nothing."""
+
+    job, gone = Job(), threading.Event()
+    weakref.finalize(job, gone.set)
+    background.submit(job)
+    del job
+    assert gone.wait(60)
 
 
 def test_excess_jobs_are_dropped_and_counted(

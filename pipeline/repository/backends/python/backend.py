@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -83,25 +84,23 @@ class PythonBackend(Backend):
         else:
             command = interpreter.command(_RUN_COMPLETE, *arguments)
             variables = interpreter.variables()
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=variables,
-        )
         try:
-            async with asyncio.timeout(_LIMIT_S):
-                output, errors = await process.communicate(config)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+            done = await asyncio.to_thread(
+                subprocess.run,
+                command,
+                input=config,
+                env=variables,
+                capture_output=True,
+                timeout=_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
             text = f"model '{source.name}': {_HOOK} takes longer than {_LIMIT_S:.0f} s"
             raise InitError(text) from None
-        if process.returncode:
-            lines = errors.decode(errors="replace").strip().splitlines()
-            raise InitError(lines[-1] if lines else f"{_HOOK} ended with {process.returncode}")
-        return parse_json(output.rpartition(b"\n")[2], f"{_HOOK} of '{source.name}'")
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise InitError(lines[-1] if lines else f"{_HOOK} ended with {done.returncode}")
+        return parse_json(done.stdout.rpartition(b"\n")[2], f"{_HOOK} of '{source.name}'")
 
     def settings(self, source: ModelSource) -> dict[str, Any]:
         """Return the Op's settings; in a thread, a decoupled model gets one request at a time.

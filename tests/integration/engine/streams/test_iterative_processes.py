@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -16,6 +17,8 @@ from streaming import Event, Mark, Noted, PartsSink, serving
 from pipeline import Op, RequestOp
 from pipeline.engine.request import RequestState
 from pipeline.engine.streams.run import SLICE_NS
+from pipeline.workers.process.sent import SentRun
+from pipeline.workers.process.slices import StreamedItem
 
 
 class Steps(Op):
@@ -196,6 +199,32 @@ async def test_random_requests_all_end_and_leave_nothing():
         node = streams.node("Steps")
         assert not node._runs
         assert node.scheduler.under_way == len(node.scheduler) == 0
+
+
+class Counts(Steps):
+    """Notes at each step how many requests its process has; ended ones count as well."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.there = Noted()
+
+    def process(self, feed_batch, *, context):
+        self.there.append(sum(type(item) is StreamedItem for item in gc.get_objects()))
+        return super().process(feed_batch, context=context)
+
+
+@on_loop
+async def test_a_process_has_nothing_of_requests_that_have_ended():
+    op = Counts("Steps")
+    async with serving(op, workers="process", **config()) as streams:
+        sinks = [streams.begin(n=5) for _ in range(3)]
+        for sink in sinks:
+            assert await sink.ended() is None
+        await streams.begin(n=1).ended()
+        await streams.idle()
+        assert list(op.there)[-1] == 1
+        sent = [item for item in gc.get_objects() if type(item) is SentRun]
+        assert not any(item.joined for item in sent), "they have shared memory"
 
 
 class Holds(Steps):

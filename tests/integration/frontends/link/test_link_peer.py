@@ -74,15 +74,20 @@ def called(peer: Path, calls: list[dict[str, Any]], secret: str = "") -> list[di
             path = Path(folder, "0.link")
             door = link_of(begin_of(handle), path, services=[SERVICE], secret="hush")
             await door.start(True)
-            program = await asyncio.create_subprocess_exec(
-                peer, path, secret or "hush", stdin=-1, stdout=-1, stderr=-1, limit=2**30
+            try:
+                said = await asyncio.to_thread(
+                    subprocess.run,
+                    [peer, path, secret or "hush"],
+                    input=b"".join(json.dumps(item).encode() + b"\n" for item in calls),
+                    capture_output=True,
+                    timeout=120,
+                    check=True,
+                )
+            finally:
+                await door.stop(0.0)
+            return sorted(
+                map(json.loads, said.stdout.splitlines()), key=lambda item: int(item["number"])
             )
-            lines = b"".join(json.dumps(item).encode() + b"\n" for item in calls)
-            said, errors = await asyncio.wait_for(program.communicate(lines), 120)
-            await door.stop(0.0)
-            if program.returncode:
-                raise subprocess.CalledProcessError(program.returncode, "linkpeer", stderr=errors)
-            return sorted(map(json.loads, said.splitlines()), key=lambda item: int(item["number"]))
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(main())

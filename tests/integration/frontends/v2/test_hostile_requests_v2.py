@@ -409,6 +409,7 @@ BLAMED = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.UNAVAILABLE,  # a `timeout` of its own that is too short
+    grpc.StatusCode.UNIMPLEMENTED,  # a `repository_name`
 }
 
 

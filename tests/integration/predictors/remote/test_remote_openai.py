@@ -238,9 +238,10 @@ def test_a_failing_stream_ends_after_its_parts(answer, said):
             next(parts)
 
 
-def test_a_stream_that_is_closed_closes_the_call():
+@pytest.mark.parametrize("unread", [(), (delta(content="o" * 2**22),)])
+def test_a_stream_that_is_closed_closes_the_call(unread):
     never = threading.Event()
-    with played(streams(*HELLO, then=never)) as (predictor, server):
+    with played(streams(*HELLO, *unread, then=never)) as (predictor, server):
         parts = predictor.stream(ASK)
         next(parts)
         parts.close()

@@ -4,12 +4,14 @@ virtual clock; and what they leave open."""
 from __future__ import annotations
 
 import random
+import weakref
 
 import pytest
 from queueing import Queueing
 
+from pipeline.config.batching import QueuePolicyConfig
 from pipeline.engine.schedulers.base import Refusal, StartCondition
-from pipeline.engine.schedulers.dynamic_batcher import EXPIRED, FULL
+from pipeline.engine.schedulers.dynamic_batcher import EXPIRED, FULL, PolicyQueue
 
 TEN_S = 10_000_000
 
@@ -198,6 +200,28 @@ def test_policy_reject():
     batcher.ask(2)
     assert batcher.refused == {1: (EXPIRED, 0.1)}
     assert batcher.at(100.0).batches == [(0.2, [2, 2], [2, 3])]
+
+
+@pytest.mark.parametrize("way_out", ["remove", "overflow", "expire"])
+def test_an_empty_queue_has_nothing_of_its_requests(way_out):
+    class Request:
+        pass
+
+    policy = QueuePolicyConfig(default_timeout_microseconds=100_000, max_queue_size=1)
+    queue, request = PolicyQueue(policy), Request()
+    gone = weakref.ref(request)
+    queue.add(request, 0.0)
+    if way_out == "overflow":
+        other = Request()
+        queue.add(other, 0.0)
+        assert queue.overflow() is other
+    if way_out == "expire":
+        queue.expire(1.0)
+    else:
+        queue.remove(request)
+    del request
+    assert len(queue) == 0
+    assert gone() is None
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,13 @@ def test_plain_posts_have_a_lane(headers):
     assert result[:2] == ("/s/m", 5)
 
 
+def test_spaces_around_a_value_are_removed():
+    service = Service()
+    HeadMemory([service]).find(head("A: \t1 2 \t"))
+    ((_, headers),) = service.asked
+    assert headers[b"a"] == b"1 2"
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -60,6 +60,12 @@ def test_a_request_may_be_cut_anywhere_and_its_successor_is_not_read(name):
         assert b"trailer" not in dict(exchange.fields)
 
 
+def test_spaces_around_a_value_are_removed():
+    caller = Caller()
+    caller.say(b"GET / HTTP/1.1\r\nA: \t1 2 \t\r\nb:\t \r\n\r\n")
+    assert caller.begun[0].fields == [(b"a", b"1 2"), (b"b", b"")]
+
+
 @pytest.mark.parametrize(
     ("raw", "text"),
     [

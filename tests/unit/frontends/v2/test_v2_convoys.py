@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
 
 import numpy as np
 import pytest
-from doubles import virtual
+from doubles import virtual, without_gc
 
 from pipeline.data import NO_INFO, ChannelData, RequestInfo
 from pipeline.engine.convoy import MemberLostError, MemberOutcomes
@@ -373,9 +372,7 @@ async def test_a_sink_that_raises_does_not_affect_others(caplog):
 @virtual
 async def test_a_finished_convoy_leaves_no_reference_cycles():
     world = CollectorSetup()
-    gc.collect()
-    gc.disable()
-    try:
+    with without_gc():
         for answered in ({"y": np.zeros((2, 1))}, {"y": np.zeros((1, 1))}):
             left = [weakref.ref(item.sink) for item in world.add(*range(len(answered["y"])))]
             await quiet_round()
@@ -385,8 +382,6 @@ async def test_a_finished_convoy_leaves_no_reference_cycles():
         await quiet_round()
         world.engine.begun.pop().answer({"y": np.zeros((2, 1))})
         assert [item() for item in left] == [None, None]
-    finally:
-        gc.enable()
 
 
 def test_arrays_of_texts_and_single_numbers_are_not_put_together():

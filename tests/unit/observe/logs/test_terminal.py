@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import sys
+import weakref
 
 import pytest
 from doubles import logs_in
@@ -35,8 +36,13 @@ class Terminal:
         try:
             raise error
         except Exception:
-            record = PIPELINE.makeRecord("x", logging.ERROR, "a.py", 7, "bad", (), sys.exc_info())
-        self.sink.write(record)
+            self.log_error()
+
+    def log_error(self):
+        """Log the exception that is being handled."""
+        self.sink.write(
+            PIPELINE.makeRecord("x", logging.ERROR, "a.py", 7, "bad", (), sys.exc_info())
+        )
 
     def lines(self):
         """Without level, time and place."""
@@ -65,6 +71,27 @@ def test_of_a_traceback_there_is_the_place_and_where_to_read_it(terminal):
     (line,) = terminal.lines()
     assert line.startswith("bad (test_terminal.py:")
     assert line.endswith(f"; traceback: {WHERE})")
+
+
+def test_a_repeated_error_does_not_keep_the_data_of_its_request(terminal):
+    class Data:
+        pass
+
+    def failing(data):
+        raise ValueError("no")
+
+    for _ in range(2):
+        data = Data()
+        kept = weakref.ref(data)
+        try:
+            failing(data)
+        except ValueError:
+            del data
+            terminal.log_error()
+        assert kept() is None
+    assert len(terminal.lines()) == 1
+    (line,) = terminal.after(11)
+    assert line.startswith("1 more in 11 s, the last: bad (test_terminal.py:")
 
 
 def test_a_long_message_is_shortened_with_a_reference_to_the_log(terminal):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +39,7 @@ from pipeline.workers.ray.cargo import for_transport
 from pipeline.workers.ray.clock import ServerClock
 from pipeline.workers.ray.cluster import RayCluster
 from pipeline.workers.ray.kind import RayKind
+from pipeline.workers.ray.link import Sender
 from pipeline.workers.ray.models import model_files, unpack_model
 from pipeline.workers.ray.objects import MIN_BYTES, ActorMemory, ActorReply, RayMemory, decode_reply
 from pipeline.workers.shm.payload import serialize
@@ -300,3 +303,18 @@ def test_resources_are_read_by_their_names():
     with pytest.raises(ConfigError, match=r"resources: expected mapping of str to number"):
         load_config(yml_dict={"rpc_port": 0, "op": wrong})
     assert msgspec.structs.asdict(RayOpConfig())["placement"] == "any"
+
+
+def test_a_sender_does_not_keep_a_call_that_it_has_made():
+    class Call:
+        def __call__(self):
+            """Do nothing."""
+
+    call, gone, sender = Call(), threading.Event(), Sender("test")
+    weakref.finalize(call, gone.set)
+    sender.start()
+    sender.do(call)
+    del call
+    assert gone.wait(60)
+    sender.close()
+    sender.join()
