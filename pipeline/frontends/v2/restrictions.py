@@ -34,6 +34,7 @@ from pipeline.frontends.http.routes import (
     WebRequest,
     WebResponse,
 )
+from pipeline.proto.http import SPACES
 
 _MODEL = r"/v2/models/[^/]+(?:/versions/[^/]+)?"
 _PATHS: tuple[tuple[str, str], ...] = (  # the first match counts
@@ -95,16 +96,24 @@ Secrets = Mapping[str, Secret]
 
 
 def secrets_of(restrictions: Iterable[RestrictionConfig]) -> Secrets:
-    """Return the secret of each restricted part. Raises ConfigError: a part is listed twice."""
+    """Return the secret of each restricted part.
+
+    Raises ConfigError: a part is listed twice, or a secret has spaces around it.
+    """
     secrets: dict[str, Secret] = {}
     for restriction in restrictions:
-        header = restriction.header.lower()
+        header, value = restriction.header.lower(), restriction.value.encode()
+        if value.strip(SPACES) != value:
+            raise ConfigError(
+                f"restricted_apis: remove the spaces around the value of header '{header}'; "
+                "requests lose them on their way"
+            )
         for api in restriction.apis:
             if api in secrets:
                 raise ConfigError(
                     f"restricted_apis: '{api}' can not be specified in multiple config groups"
                 )
-            secrets[api] = Secret(header, restriction.value.encode())
+            secrets[api] = Secret(header, value)
     return secrets
 
 
