@@ -66,7 +66,7 @@ PARTS = (
     Part("fuzz edges", "FUZZ='--seconds 900 lane edge parsers coverage' make fuzz"),
     Part("fuzz Go", ".venv/bin/python scripts/check_go.py --fuzz-seconds 120"),
     Part("chaos", f"{_BENCH}.chaos"),
-    Part("faults", f"{_BENCH}.faults"),
+    Part("faults", f"{_BENCH}.faults", needs=("faketime", "redis-server", "ray")),
     Part("edge faults", f"{_BENCH}.edge_faults"),
     *(
         Part(f"soak {kind}", f"{_BENCH}.soak {kind} {_PLOT}{kind}.png")
@@ -80,7 +80,7 @@ PARTS = (
     Part("advisories", "make advisories"),
     Part("manifests", "make manifests", 600),
     Part("docs", "make docs", 300),
-    Part("bench goals", "make bench-goals"),
+    Part("bench goals", "make bench-goals", needs=("wrk", "h2load")),
 )
 
 
