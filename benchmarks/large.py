@@ -88,6 +88,7 @@ def main(arguments: list[str]) -> int:
                 rows.append(_measured(service, name, ask))
                 print(rows[-1], flush=True)
     report = _report(rows)
+    print(f"\n{report}")
     if "--write" in arguments:
         _write(report)
     return 0

@@ -311,11 +311,13 @@ class StreamDispatcher(OpDispatcher):
             return
         runs, failed, error = self.again(job, error)
         self._is_back(job)
+        # A given-up worker may still write to its run, so only what has come here counts.
         if runs:
-            self.submit([self.count(run) for run in runs])
+            self.submit([self.count(run) for run in runs if waits_for(self, job, run.items[0])])
         else:
-            live = [job.items[place] for place in job.live()] if job.ended else failed
-            self.fail([item for item in live if not item.is_over], error, outcome_of(error))
+            items = job.items if job.ended else failed
+            left = [item for item in items if waits_for(self, job, item)]
+            self.fail(left, error, outcome_of(error))
         self._router.cycle.mark_dirty(self)
 
     # Out ----------------------------------------------------------------------------------------
@@ -420,6 +422,12 @@ def flow_of(node: StreamDispatcher, request: RequestState) -> Flow:
         flow.is_answer = is_alone or node is node._router.last
         stream.flows[node] = flow
     return flow
+
+
+def waits_for(node: StreamDispatcher, run: StreamRun, item: Item) -> bool:
+    """Return whether a request waits for more of a run."""
+    flow = node._runs.get(item.request)
+    return flow is not None and flow.run is run and run.allowed[flow.place] != UNWANTED
 
 
 def read_no_more(node: StreamDispatcher, request: RequestState) -> None:

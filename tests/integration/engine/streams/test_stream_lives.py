@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from doubles import client_of, on_loop, post, server_for, settle, wait_until
-from streaming import PATIENCE_S, Count, Mark, PartsSink, serving
+from streaming import PATIENCE_S, Count, Mark, OneSink, PartsSink, serving
 
 from pipeline import Answer, Op, RequestOp
 from pipeline.data import ChannelData
@@ -117,6 +117,77 @@ async def test_a_generator_that_hangs_before_its_first_part_starts_again(where):
             await streams.idle()
     finally:
         release.set()
+
+
+def let_it_end_while_it_is_given_up(workers, release):
+    """Let a generator that hangs end its slice just when its worker is replaced."""
+    real = workers.replace
+
+    def replace(worker, job):
+        is_replaced = real(worker, job)
+        release.set()
+        worker.thread.inbox.put(None)
+        worker.thread.join(20)
+        return is_replaced
+
+    workers.replace = replace
+
+
+@pytest.mark.parametrize("texts", [[], ["a"]])
+@on_loop
+async def test_a_generator_that_ends_while_it_is_given_up_has_timed_out(texts):
+    release = threading.Event()
+
+    class Hangs(Op):
+        def process(self, feed_batch, log_id):
+            for text in texts:
+                yield {"text": text}
+            release.wait(20)
+
+    async with serving(Hangs("hangs", RequestOp(), timeout=200)) as streams:
+        let_it_end_while_it_is_given_up(streams.node("hangs").workers, release)
+        sink = streams.begin()
+        assert (await sink.ended()).err_no == ErrorCode.TIMEOUT
+        assert sink.texts == texts
+        await streams.idle()
+
+
+@on_loop
+async def test_only_generators_that_have_not_ended_start_again_after_a_hang():
+    release, calls, read = threading.Event(), [], threading.Event()
+
+    class Hangs(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            (answer,) = input_dicts.values()
+            return {"n": [answer["n"]]}
+
+        def process(self, feed_batch, log_id):
+            return {"n": feed_batch[0]["n"]}
+
+        def postprocess(self, input_dicts, fetch_data, data_id, log_id):
+            (n,) = fetch_data["n"]
+            calls.append(n)
+            if n == "hangs" and calls.count(n) == 1:
+                release.wait(20)
+            yield from [{"text": "a"}] * (n == "hangs")
+
+    class Reads(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            read.wait(20)
+            (parts,) = input_dicts.values()
+            return {"text": "".join(part["text"] for part in parts)}
+
+    batches = {"batch_size": 2, "auto_batching_timeout": 10_000}
+    hangs = Hangs("hangs", RequestOp(), timeout=200, retry=2, **batches)
+    async with serving(Reads("reads", hangs, gather=True)) as streams:
+        let_it_end_while_it_is_given_up(streams.node("hangs").workers, release)
+        sinks = [streams.begin(OneSink(), n=n) for n in ("empty", "hangs")]
+        await asyncio.to_thread(wait_until, lambda: len(calls) > 2)
+        read.set()
+        answers = [await sink for sink in sinks]
+        assert [list(answer.value) for answer in answers] == [[""], ["a"]]
+        assert sorted(calls) == ["empty", "hangs", "hangs"]
+        await streams.idle()
 
 
 @on_loop
