@@ -33,7 +33,7 @@ class LoopInbox:
         if not self._is_scheduled:
             self._is_scheduled = True
             try:
-                self._loop.call_soon_threadsafe(self._drain)
+                self._loop.call_soon_threadsafe(self.drain)
             except RuntimeError:  # the loop is closed: a stuck thread came back late
                 self._messages.clear()
 
@@ -56,9 +56,10 @@ class LoopInbox:
             self._is_looking = True
             self._loop.call_later(_LOOK_S, self._look)
             if not self._is_scheduled:
-                self._drain()
+                self.drain()
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Call back for all messages that have come, on the loop."""
         # First reset the flag, then read: a message posted in between schedules another drain.
         self._is_scheduled = False
         messages = self._messages
@@ -69,5 +70,5 @@ class LoopInbox:
         finally:  # a callback that fails, which is a defect, does not stop the others
             if messages and not self._is_scheduled:
                 self._is_scheduled = True
-                self._loop.call_soon(self._drain)
+                self._loop.call_soon(self.drain)
             self._after()

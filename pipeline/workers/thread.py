@@ -94,6 +94,7 @@ class ThreadWorkers(WorkersBase):
         self._op = op
         self._wanted = count
         self._loop = loop
+        self._inbox = inbox
         self._set_up = set_up
         self._owner = owner
         self._workers = self.pool.workers
@@ -256,6 +257,7 @@ class ThreadWorkers(WorkersBase):
         elif job is not None:
             self.submit([job])
         self._pass_on(stuck.addressed)
+        self._inbox.drain()  # what the worker had sent comes before the error of what it had not
         return True
 
     def _pass_on(self, jobs: Iterable[Job | Trip]) -> None:

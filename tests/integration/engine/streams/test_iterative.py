@@ -310,6 +310,28 @@ async def test_a_hanging_step_ends_its_requests_and_others_continue():
 
 
 @on_loop
+async def test_parts_from_before_a_hang_arrive():
+    HANG.clear()
+    config = {"op": {"Steps": {**BATCHED["op"]["Steps"], "timeout": 500}}}
+    try:
+        async with serving(Hangs("Steps", input_ops=[RequestOp()]), **config) as streams:
+            inbox, op = streams.node("Steps").workers._inbox, SEEN["Steps"]
+            op.gate.clear()
+            short = streams.begin(n=1)
+            await asyncio.to_thread(op.entered.wait, 20)
+            inbox._is_scheduled = inbox._is_looking = True  # as if the loop were about to look
+            stuck = streams.begin(n=3, bad="x")
+            op.gate.set()
+            assert await short.ended() is None
+            assert (await stuck.ended()).err_no == ErrorCode.TIMEOUT
+            assert (short.texts, stuck.texts) == (["0"], ["0"])
+            HANG.set()
+            await streams.idle()
+    finally:
+        HANG.set()
+
+
+@on_loop
 async def test_parts_pass_later_ops_and_are_combined_for_unary_requests():
     behind = Mark("m", input_ops=[steps()])
     async with serving(behind, **BATCHED) as streams:
