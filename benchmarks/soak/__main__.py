@@ -3,7 +3,7 @@
 Processes, descriptors, threads, resident and shared memory of the service while it idles between
 stretches of load. Every answer is checked. Exit status 1: the lower quartile of one of them in the
 last third of the time is above that of the third before; of memory, by more than what the allocator
-may keep.
+may keep, and of regions of shared memory by more than 16.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ _SETTLING_S = 5.0  # at most, for the connections of a stretch to be closed on b
 _ROWS = 30
 _FEWEST_SAMPLES = 6  # two in each third
 _MIB = 2**20
+_MOST_REGIONS = 16.0  # there are as many as were ever in use at a time; a leak has more each minute
 FIGURES: Mapping[str, Callable[[Holdings], float]] = {
     "processes": lambda held: held.processes,
-    "descriptors": lambda held: held.descriptors,
+    "descriptors": lambda held: held.descriptors - held.shared_descriptors,
+    "regions of shared memory": lambda held: held.shared_descriptors,
     "threads": lambda held: held.threads,
     "RSS, MiB": lambda held: held.private_bytes / _MIB,
     "shared memory, MiB": lambda held: held.shared_bytes / _MIB,
@@ -109,7 +111,8 @@ def findings(samples: Sequence[Holdings], most_mib: float) -> Iterator[tuple[str
     """
     third = len(samples) // 3
     for name, value in FIGURES.items():
-        most = most_mib if name.endswith("MiB") else 0.0
+        most = _MOST_REGIONS if name.startswith("regions") else 0.0
+        most = most_mib if name.endswith("MiB") else most
         before, after = (
             statistics.quantiles(map(value, part), method="inclusive")[0]
             for part in (samples[-2 * third : -third], samples[-third:])

@@ -31,6 +31,17 @@ def test_one_more_that_stays_is_growth(figure):
     assert grown([_HELD] * 160 + [more] * 80) == [figure]
 
 
+@pytest.mark.parametrize(("count", "expected"), [(16, []), (17, ["regions of shared memory"])])
+def test_a_few_more_regions_are_no_growth(count, expected):
+    """There are as many as were ever in use at a time."""
+    more = dataclasses.replace(
+        _HELD,
+        descriptors=_HELD.descriptors + count,
+        shared_descriptors=_HELD.shared_descriptors + count,
+    )
+    assert grown([_HELD] * 160 + [more] * 80) == expected
+
+
 @pytest.mark.parametrize("kind", SOAKS)
 def test_memory_that_grows_by_a_third_in_the_time_is_growth(kind):
     samples = [
