@@ -123,7 +123,7 @@ class StreamDelivery(Filter):
         stream.out = self._out_of(op)
         request.live += stream.restart()
         if stream.out is not None:
-            self._expect(request, stream, self._config.dag.first_part_timeout_s)
+            self._expect(request, stream, self._config.dag.first_part_timeout_s, is_first=True)
 
     def on_end(self, request: RequestState) -> None:
         stream = request.stream
@@ -323,34 +323,40 @@ class StreamDelivery(Filter):
 
     # Time ---------------------------------------------------------------------------------------
 
-    def _expect(self, request: RequestState, stream: RequestStream, limit_s: float | None) -> None:
+    def _expect(
+        self,
+        request: RequestState,
+        stream: RequestStream,
+        limit_s: float | None,
+        is_first: bool = False,
+    ) -> None:
         """Set the deadline of the next part of a stream."""
-        stream.due_at = None if limit_s is None else self._loop.time() + limit_s
-        if stream.due_at is not None and stream.timer is None:
+        if limit_s is None:
+            stream.due_at = None
+            return
+        stream.due_at, stream.limit_s = self._loop.time() + limit_s, limit_s
+        stream.is_first = is_first
+        if stream.timer is None:
             stream.timer = self._loop.call_at(stream.due_at, self._look, request, stream)
 
     def _look(self, request: RequestState, stream: RequestStream) -> None:
         """End a stream whose next part is late; the time of a slow client does not count."""
         stream.timer = None
-        due_at = stream.due_at
-        if due_at is None or request.phase is not ACTIVE:
+        if stream.due_at is None or request.phase is not ACTIVE:
             return
-        dag = self._config.dag
-        limit_s = dag.part_timeout_s if stream.given or stream.collected else None
         assert stream.out is not None, "else nothing is due"
         flow = stream.flows.get(stream.out)
-        if flow is not None and flow.sent - flow.slowest >= dag.stream_window:
-            due_at = self._loop.time() + (limit_s or 0.0)  # it waits for its client
-            stream.due_at = due_at
-        if self._loop.time() < due_at:
-            stream.timer = self._loop.call_at(due_at, self._look, request, stream)
+        if flow is not None and flow.sent - flow.slowest >= self._config.dag.stream_window:
+            stream.due_at = self._loop.time() + stream.limit_s  # it waits for its client
+        if self._loop.time() < stream.due_at:
+            stream.timer = self._loop.call_at(stream.due_at, self._look, request, stream)
             return
-        which = "first_part_timeout" if limit_s is None else "part_timeout"
-        seconds = dag.first_part_timeout_s if limit_s is None else limit_s
-        what = "first part" if limit_s is None else f"part {stream.given or len(stream.collected)}"
+        which = "first_part_timeout" if stream.is_first else "part_timeout"
+        number = stream.given or len(stream.collected)
+        what = "first part" if stream.is_first else f"part {number}"
         error = DeadlineError(
             f"(data_id={request.data_id} log_id={request.log_id}) {which} passed: the {what} of "
-            f"the stream was not there after {seconds:.4g} s."
+            f"the stream was not there after {stream.limit_s:.4g} s."
         )
         self._ends.end_now(request, error, Outcome.REJECTED)
 

@@ -164,6 +164,7 @@ class RequestStream(msgspec.Struct, eq=False):
         made_ns: when the part that is being packed was made.
         has_last: whether a part was marked as the last.
         due_at: the deadline of the next part, on the loop's clock; None: no deadline.
+        limit_s: the time that it had until then; `is_first`: whether it is the first part.
         timer: for `due_at`.
     """
 
@@ -183,6 +184,8 @@ class RequestStream(msgspec.Struct, eq=False):
     made_ns: int = 0
     has_last: bool = False
     due_at: float | None = None
+    limit_s: float = 0.0
+    is_first: bool = True
     timer: Any = None
 
     def first_of(self, parts: Sequence[Any]) -> Any:

@@ -119,6 +119,33 @@ async def test_a_generator_that_hangs_before_its_first_part_starts_again(where):
         release.set()
 
 
+@on_loop
+async def test_a_part_may_be_overdue_after_its_request_has_started_again():
+    calls, release = [], threading.Event()
+
+    class Hangs(Op):
+        def preprocess(self, input_dicts, data_id, log_id):
+            calls.append(1)
+            if len(calls) == 2:
+                release.wait(20)
+            return {}
+
+        def process(self, feed_batch, log_id):
+            yield {"text": "a"}
+            release.wait(20)
+
+    op = Hangs("hangs", RequestOp(), timeout=100)
+    try:
+        async with serving(op, dag={"part_timeout": 2000, "retry": 2}) as streams:
+            answer = await streams.combined()
+            assert answer.err_no == ErrorCode.TIMEOUT
+            assert "part_timeout passed: the part 0 " in answer.err_msg
+            release.set()
+            await streams.idle()
+    finally:
+        release.set()
+
+
 def let_it_end_while_it_is_given_up(workers, release):
     """Let a generator that hangs end its slice just when its worker is replaced."""
     real = workers.replace
