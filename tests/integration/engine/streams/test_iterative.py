@@ -315,12 +315,15 @@ async def test_parts_from_before_a_hang_arrive():
     config = {"op": {"Steps": {**BATCHED["op"]["Steps"], "timeout": 500}}}
     try:
         async with serving(Hangs("Steps", input_ops=[RequestOp()]), **config) as streams:
-            inbox, op = streams.node("Steps").workers._inbox, SEEN["Steps"]
+            node, op = streams.node("Steps"), SEEN["Steps"]
+            inbox = node.workers._inbox
             op.gate.clear()
             short = streams.begin(n=1)
             await asyncio.to_thread(op.entered.wait, 20)
             inbox._is_scheduled = inbox._is_looking = True  # as if the loop were about to look
             stuck = streams.begin(n=3, bad="x")
+            # It has to join before the step ends.
+            await asyncio.to_thread(wait_until, lambda: len(node._at[0].taken) == 2)
             op.gate.set()
             assert await short.ended() is None
             assert (await stuck.ended()).err_no == ErrorCode.TIMEOUT
