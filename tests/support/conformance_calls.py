@@ -148,7 +148,7 @@ _EXPIRED = fail(6000, "(data_id=N log_id=0) the request's deadline passed before
 _DEADLINES = (
     *(
         simple(f"Grpc-Timeout: {value}, to no effect", ask(ECHO, f"Grpc-Timeout: {value}"), ECHOED)
-        for value in ("20S", "1H", "99999999H", "99999999M", "20000m", "20000000u", "99999999n ",
+        for value in ("20S", "1H", "99999999H", "99999999M", "20000m", "20000000u", "99999999u ",
                       " \t20S \t", "00000020S")
     ),
     *(
