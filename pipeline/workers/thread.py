@@ -245,20 +245,20 @@ class ThreadWorkers(WorkersBase):
             stuck.op.worker,
             len(self._stuck),
         )
-        if len(self._stuck) > _MAX_STUCK:
+        is_replaced = len(self._stuck) <= _MAX_STUCK
+        if not is_replaced:
             if isinstance(job, BatchRun):  # another worker may continue it
                 job.take_along(stuck.op.state)
-            self._pass_on(stuck.addressed)
-            self.fail_backlog()
-            self._owner.workers_changed()
-            return False
-        if not stuck.is_leaving:
+        elif not stuck.is_leaving:
             self._add(stuck.op.replacement(), stuck.op.worker, job)
         elif job is not None:
             self.submit([job])
         self._pass_on(stuck.addressed)
+        if not is_replaced:
+            self.fail_backlog()
+            self._owner.workers_changed()
         self._inbox.drain()  # what the worker had sent comes before the error of what it had not
-        return True
+        return is_replaced
 
     def _pass_on(self, jobs: Iterable[Job | Trip]) -> None:
         """Pass a hanging worker's remaining jobs to others; fail jobs that only it could run."""

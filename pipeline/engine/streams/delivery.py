@@ -352,8 +352,7 @@ class StreamDelivery(Filter):
             stream.timer = self._loop.call_at(stream.due_at, self._look, request, stream)
             return
         which = "first_part_timeout" if stream.is_first else "part_timeout"
-        number = stream.given or len(stream.collected)
-        what = "first part" if stream.is_first else f"part {number}"
+        what = "first part" if stream.is_first else f"part {stream.given or len(stream.collected)}"
         error = DeadlineError(
             f"(data_id={request.data_id} log_id={request.log_id}) {which} passed: the {what} of "
             f"the stream was not there after {stream.limit_s:.4g} s."

@@ -309,8 +309,10 @@ async def test_a_hanging_step_ends_its_requests_and_others_continue():
         HANG.set()
 
 
+@pytest.mark.parametrize("most_stuck", [1, 0])
 @on_loop
-async def test_parts_from_before_a_hang_arrive():
+async def test_parts_from_before_a_hang_arrive(most_stuck, monkeypatch):
+    monkeypatch.setattr("pipeline.workers.thread._MAX_STUCK", most_stuck)
     HANG.clear()
     config = {"op": {"Steps": {**BATCHED["op"]["Steps"], "timeout": 500}}}
     try:
